@@ -17,8 +17,9 @@ from .use import CLASSES
 CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"
 
 
-def registered() -> None:
-    """Does nothing: a process that was given this function has imported this module."""
+def registered(cfg):
+    """Changes no options: a process that was given this function has imported this module."""
+    return cfg
 
 
 compat.apply(registered)

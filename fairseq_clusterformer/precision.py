@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import wraps
 
 import torch
@@ -97,37 +97,28 @@ class _Full:
     """The setting, which is the process's, for as long as one context needs it."""
 
     def __init__(self):
-        self.lock, self.users = threading.Lock(), 0
-        self.kept: tuple[str | None, list[str]] | None = None
+        self.lock, self.users, self.before = threading.Lock(), 0, ExitStack()
 
     def enter(self) -> None:
         with self.lock:
             self.users += 1
             if self.users > 1 or not _any_reduced():
                 return
-            products = [of_device.fp32_precision for of_device in _PRODUCTS.values()]
-            try:  # what was set by the older interface stays readable by it
+            for of_device in _PRODUCTS.values():
+                precision = of_device.fp32_precision
+                self.before.callback(setattr, of_device, "fp32_precision", precision)
+            with suppress(RuntimeError):  # of what was set by the newer interface
                 older = torch.get_float32_matmul_precision()
                 torch.set_float32_matmul_precision("highest")
-            except RuntimeError:  # set by the newer one
-                older = None
-            self.kept = older, products
-            self._set(["ieee"] * len(products))
+                self.before.callback(torch.set_float32_matmul_precision, older)
+            for of_device in _PRODUCTS.values():
+                of_device.fp32_precision = "ieee"
 
     def leave(self) -> None:
         with self.lock:
             self.users -= 1
-            if self.users or self.kept is None:
-                return
-            older, products = self.kept
-            if older is not None:
-                torch.set_float32_matmul_precision(older)
-            self._set(products)
-            self.kept = None
-
-    def _set(self, products: list[str]) -> None:
-        for of_device, precision in zip(_PRODUCTS.values(), products, strict=True):
-            of_device.fp32_precision = precision
+            if not self.users:
+                self.before.close()
 
 
 _full = _Full()

@@ -69,18 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return program(f"clusterformer {' '.join(words)}", command, arguments)
 
 
-def _leave_memory() -> None:
-    """Let the system take all memory back at once. Triton would report it as leaks."""
-    if "triton" not in sys.modules:
-        gc.freeze()
-
-
 def _out_of_memory(error: BaseException) -> bool:
     """torch's error of a GPU is a class of its own, that of the CPU is not."""
-    text = str(error)
-    known = "can't allocate memory" in text or type(error).__name__ == "OutOfMemoryError"
-    known = known or "bad_alloc" in text or getattr(error, "errno", None) == errno.ENOMEM
-    return isinstance(error, MemoryError) or known
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    known = known or getattr(error, "errno", None) == errno.ENOMEM
+    return known or any(text in str(error) for text in ("can't allocate memory", "bad_alloc"))
 
 
 def program(name: str, command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
@@ -90,7 +83,7 @@ def program(name: str, command: Callable[[Sequence[str]], int], arguments: Seque
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     # What is imported stays: to search it for garbage, and once more at the end, takes a second.
     gc.set_threshold(10_000)
-    atexit.register(_leave_memory)
+    atexit.register(lambda: "triton" in sys.modules or gc.freeze())  # which reports it as leaks
     if getattr(sys.stdout, "errors", "") == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names that are not UTF-8
     try:

@@ -7,8 +7,7 @@ It scores a split of a prepared folder, or a text file, in the blocks of fairseq
 the training's texts were, by lines or by length. Step by step, each token is predicted from a
 state that has seen the tokens before it and nothing else. For an honest model both numbers agree.
 A model that cannot decode step by step (--cluster-rule leaking-chunk, the mask of CF22's appendix
-B) reads every prefix anew instead: what it gains from later tokens in one pass shows as the
-difference.
+B) reads every prefix anew: the difference is what it gains from later tokens in one pass.
 """
 
 import json

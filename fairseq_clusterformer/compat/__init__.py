@@ -60,8 +60,8 @@ KNOWN_WARNINGS = {
 }
 
 
-def apply(begin: Callable[[], None] | None = None) -> None:
-    """Apply all changes; again, it changes nothing. A training's processes first call `begin`."""
+def apply(begin: Callable | None = None) -> None:
+    """Apply all changes; again, it changes nothing. A training's processes are given `begin`."""
     torch.serialization.add_safe_globals(CHECKPOINT_TYPES)
     read_options_as_values()
     restore_names()

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 #: what shares gradients without GPUs
 _ON_CPUS = ("legacy_ddp", "no_c10d")
-#: what each process that is started calls first, as "begin"
-started: dict[str, Callable[[], None] | None] = {}
+#: what each process that is started is given, as "begin", and calls with its options
+started: dict[str, Callable | None] = {}
 #: which job of a sweep saves where
 _jobs: dict[Path, int] = {}
 
@@ -118,12 +118,12 @@ def _spawn(cfg, main, kwargs: dict) -> None:
         free.bind(("localhost", 0))
         training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
     training.distributed_rank = None  # fairseq gives each its own
-    given = (started["begin"], main, cfg, {**kwargs, "start_rank": 0})
+    kwargs |= {"start_rank": 0, "after_distributed_init_fn": started["begin"]}
     # a terminal sends Ctrl-C to all processes: it is this one's to end the others
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    processes = torch.multiprocessing.spawn(
-        _run_one, given, training.distributed_world_size, join=False
-    )
+    how = {"nprocs": training.distributed_world_size, "join": False}
+    run = distributed_utils.distributed_main
+    processes = torch.multiprocessing.spawn(run, (main, cfg, kwargs), **how)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while not processes.join():
@@ -131,9 +131,3 @@ def _spawn(cfg, main, kwargs: dict) -> None:
     finally:
         for process in processes.processes:
             process.terminate()
-
-
-def _run_one(rank: int, begin, main, cfg, kwargs: dict) -> None:
-    if begin is not None:
-        begin()
-    distributed_utils.distributed_main(rank, main, cfg, kwargs)

@@ -6,10 +6,9 @@ tokenised       sacreBLEU's BLEU on the tokens of hypothesis and reference as th
                 without smoothing: what multi-bleu.perl gives
 compound-split  the same after splitting words at hyphens (--compound-split), as papers on WMT14
                 English-German do
-sacreBLEU       on detokenised text against the raw references DATA/raw/SPLIT.LANG; where there are
-                none (the data was made from tokenised text), against the detokenised reference
-                tokens, and the output says so. Lower-cased data is scored in lower case, and the
-                signature says case:lc
+sacreBLEU       on detokenised text against the raw references DATA/raw/SPLIT.LANG; of data made
+                from tokenised text, which has none, against the detokenised reference tokens, and
+                the output says so. For lower-cased data, the signature says case:lc
 
 The sentences are those of the prepared split. --out writes their translations as text, which
 `sacrebleu REFERENCES -i FILE --confidence` scores against references of your own.
