@@ -31,14 +31,16 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
     where TF32 or bfloat16 is allowed, and autocast is off. The last to leave, of all threads,
     restores what was. A compiled graph cannot hold the setting, and breaks where it is needed."""
 
+    _lock, _users, _before = threading.Lock(), 0, ExitStack()  # of all, as the setting is
+
     def __enter__(self) -> None:
         self._within = ExitStack()
         for device in _PRODUCTS:
             if torch.is_autocast_enabled(device):
                 self._within.enter_context(torch.autocast(device, enabled=False))
         if not torch.compiler.is_compiling() or _any_reduced():
-            _full.enter()
-            self._within.callback(_full.leave)
+            self._forbid_less()
+            self._within.callback(self._restore)
 
     def __exit__(self, *error) -> None:
         self._within.close()
@@ -55,6 +57,29 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
             return (left_out if _any_reduced() else within)(*args, **kwargs)
 
         return run
+
+    @classmethod
+    def _forbid_less(cls) -> None:
+        with cls._lock:
+            cls._users += 1
+            if cls._users > 1 or not _any_reduced():
+                return
+            for of_device in _PRODUCTS.values():
+                precision = of_device.fp32_precision
+                cls._before.callback(setattr, of_device, "fp32_precision", precision)
+            with suppress(RuntimeError):  # of what was set by the newer interface
+                older = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("highest")
+                cls._before.callback(torch.set_float32_matmul_precision, older)
+            for of_device in _PRODUCTS.values():
+                of_device.fp32_precision = "ieee"
+
+    @classmethod
+    def _restore(cls) -> None:
+        with cls._lock:
+            cls._users -= 1
+            if not cls._users:
+                cls._before.close()
 
 
 def autocast_off(x: Tensor) -> AbstractContextManager:
@@ -91,37 +116,6 @@ _reduced._dynamo_marked_constant = True
 
 def _any_reduced() -> bool:
     return _reduced("cuda") or _reduced("cpu")
-
-
-class _Full:
-    """The setting, which is the process's, for as long as one context needs it."""
-
-    def __init__(self):
-        self.lock, self.users, self.before = threading.Lock(), 0, ExitStack()
-
-    def enter(self) -> None:
-        with self.lock:
-            self.users += 1
-            if self.users > 1 or not _any_reduced():
-                return
-            for of_device in _PRODUCTS.values():
-                precision = of_device.fp32_precision
-                self.before.callback(setattr, of_device, "fp32_precision", precision)
-            with suppress(RuntimeError):  # of what was set by the newer interface
-                older = torch.get_float32_matmul_precision()
-                torch.set_float32_matmul_precision("highest")
-                self.before.callback(torch.set_float32_matmul_precision, older)
-            for of_device in _PRODUCTS.values():
-                of_device.fp32_precision = "ieee"
-
-    def leave(self) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                self.before.close()
-
-
-_full = _Full()
 
 
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -59,9 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def corpora(self) -> argparse._SubParsersAction:
         """Return where to add a parser for each corpus; what is chosen becomes ``corpus``."""
-        return self.add_subparsers(
-            title="corpora", dest="corpus", metavar="CORPUS", required=True, parser_class=Parser
-        )
+        return self.add_subparsers(title="corpora", dest="corpus", metavar="CORPUS", required=True)
 
 
 add = Parser.add  # to a group of options as well

@@ -192,24 +192,19 @@ def read_options_as_values() -> None:
 _REFUSALS = {AssertionError, Exception, NotImplementedError, RuntimeError}
 
 
-def what_hydra_refuses(error: HydraException | OmegaConfBaseException) -> str:
-    """What is wrong with a file, an option of the command line, or one of a dataclass."""
-    said, cause = [], error
-    if isinstance(error, HydraException):
-        said, cause = [" ".join(str(error).split())], error.__cause__
-        if not isinstance(cause, OmegaConfBaseException):
-            return said[0]
-    said.append(f"{cause.full_key}: {first_line(cause)}")
-    if not isinstance(cause, ValidationError):
-        close = get_close_matches(str(cause.key), [str(key) for key in cause.parent_node or ()])
-        said.append(f"allowed: {', '.join(close) or 'what the configuration names'}")
-    return "; ".join(said)
-
-
 def one_line(error: BaseException) -> str | None:
     """What a user needs to know of a mistake; None: it is an error of another kind."""
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        return what_hydra_refuses(error)
+    said, cause = [], error
+    if isinstance(error, HydraException):  # of a file, or an option behind fairseq-hydra-train
+        said, cause = [" ".join(str(error).split())], error.__cause__
+    if isinstance(cause, OmegaConfBaseException):
+        said.append(f"{cause.full_key}: {first_line(cause)}")
+        if not isinstance(cause, ValidationError):
+            names = [str(key) for key in cause.parent_node or ()]
+            close = get_close_matches(str(cause.key), names) or ["what the configuration names"]
+            said.append(f"allowed: {', '.join(close)}")
+    if said:
+        return "; ".join(said)
     text = f"{type(error).__name__}: {error}"
     # these quote the traceback of their process
     if isinstance(error, ProcessRaisedException) or "Original Traceback" in text:

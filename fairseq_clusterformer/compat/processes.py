@@ -24,12 +24,10 @@ logger = logging.getLogger(__name__)
 
 #: what torchrun says to each process
 _LAUNCHED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-#: what shares gradients without GPUs
-_ON_CPUS = ("legacy_ddp", "no_c10d")
+_ON_CPUS = ("legacy_ddp", "no_c10d")  # what shares gradients without GPUs
 #: what each process that is started is given, as "begin", and calls with its options
 started: dict[str, Callable | None] = {}
-#: which job of a sweep saves where
-_jobs: dict[Path, int] = {}
+_jobs: dict[Path, int] = {}  # which job of a sweep saves where
 
 
 @mends(distributed_utils, "call_main")
@@ -47,7 +45,23 @@ def call_main(call, cfg, main, **kwargs):
     alone = training.distributed_world_size == 1
     if alone or training.distributed_init_method or not _on_cpus(cfg):
         return call(cfg, main, **kwargs)
-    return _spawn(cfg, main, kwargs)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
+    training.distributed_rank = None  # fairseq gives each its own
+    kwargs |= {"start_rank": 0, "after_distributed_init_fn": started["begin"]}
+    # a terminal sends Ctrl-C to all processes: it is this one's to end the others
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    how = {"nprocs": training.distributed_world_size, "join": False}
+    run = distributed_utils.distributed_main
+    processes = torch.multiprocessing.spawn(run, (main, cfg, kwargs), **how)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        while not processes.join():
+            pass
+    finally:
+        for process in processes.processes:
+            process.terminate()
 
 
 def check_configurations() -> None:
@@ -110,24 +124,3 @@ def _join(cfg) -> None:
             training.ddp_backend = "legacy_ddp"
         if training.distributed_init_method is not None:  # else fairseq starts one for each GPU
             training.distributed_no_spawn = True
-
-
-def _spawn(cfg, main, kwargs: dict) -> None:
-    training = cfg.distributed_training
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
-    training.distributed_rank = None  # fairseq gives each its own
-    kwargs |= {"start_rank": 0, "after_distributed_init_fn": started["begin"]}
-    # a terminal sends Ctrl-C to all processes: it is this one's to end the others
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    how = {"nprocs": training.distributed_world_size, "join": False}
-    run = distributed_utils.distributed_main
-    processes = torch.multiprocessing.spawn(run, (main, cfg, kwargs), **how)
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        while not processes.join():
-            pass
-    finally:
-        for process in processes.processes:
-            process.terminate()

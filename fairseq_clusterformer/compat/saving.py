@@ -140,7 +140,12 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
     """Refuses a folder where another training saves, and leaves one that is finished."""
     if trainer.is_data_parallel_master and not cfg.no_save:
         _lock(Path(cfg.save_dir), trainer)
-    own = (last := _last(cfg)).is_file()
+    # the checkpoint that this training goes on from, or would
+    name, given = CheckpointConfig.restore_file, Path(cfg.restore_file)
+    last = Path(cfg.save_dir, name.replace(".pt", f"{cfg.checkpoint_suffix or ''}.pt"))
+    if cfg.restore_file != name and given.resolve().parent == last.resolve().parent:
+        last = given
+    own = last.is_file()
     if last.is_dir() and not cfg.no_save:
         raise refused("--save-dir", cfg.save_dir, "one without it", f"{last} is a folder")
     try:
@@ -151,8 +156,7 @@ def load_checkpoint(load, cfg: CheckpointConfig, trainer: Trainer, **kwargs):
             stopping().update(extra_state.get("early_stopping", {}))
         reason = _why_finished(trainer, batches)
     except UNREADABLE as error:
-        restored = own or Path(cfg.restore_file).is_file()
-        if not restored or "; allowed: " in str(error):
+        if not (own or given.is_file()) or "; allowed: " in str(error):
             raise
         allowed = "one of the same data and batches, or --reset-dataloader --reset-meters"
         raise refused("the place in the data", GIVEN, allowed, first_line(error)) from error
@@ -176,15 +180,6 @@ def stopping() -> dict:
     places = sys.modules["__main__"], sys.modules.get("fairseq_cli.train")
     functions = (vars(module).get("should_stop_early") for module in places if module)
     return next((vars(function) for function in functions if function), {})
-
-
-def _last(cfg: CheckpointConfig) -> Path:
-    """The checkpoint that a training goes on from, or would."""
-    suffix, name = cfg.checkpoint_suffix or "", CheckpointConfig.restore_file
-    own = Path(cfg.save_dir, name.replace(".pt", f"{suffix}.pt"))
-    given = Path(cfg.restore_file)
-    there = given.resolve().parent == own.resolve().parent
-    return own if cfg.restore_file == name or not there else given
 
 
 def _why_finished(trainer: Trainer, batches) -> str:

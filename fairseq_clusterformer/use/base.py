@@ -18,7 +18,7 @@ from fairseq_clusterformer.ranges import OF_USE
 from ..checkpoints.load import Loaded, load_checkpoint
 from . import CLASSES
 
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOATS = {n: getattr(torch, n) for n in ("float64", "float32", "bfloat16", "float16")}
 ABILITIES = ("generate", "perplexity", "translate", "answer", "classify", "encode")
 
 
@@ -27,18 +27,12 @@ class Unable(UserError, AttributeError):
 
 
 class Pretrained:
-    """A model on its device; `device` and `dtype` as of `fairseq_clusterformer.load`."""
+    """A model on its device; `device` and `dtype` as of `device_of` and `dtype_of`."""
 
     kind: ClassVar[str]  # what it is, for people
     abilities: ClassVar[tuple[str, ...]]  # names of the methods that it has
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | str | None = None,
-    ) -> None:
+    def __init__(self, loaded: Loaded, *, device=None, dtype=None) -> None:
         self.loaded = loaded
         self.device = device_of(device)
         self.model = loaded.model.to(self.device, dtype_of(dtype))
@@ -100,22 +94,14 @@ def device_of(device: torch.device | str | None) -> torch.device:
 
 def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A type of floating-point numbers, by its name too. Raises UserError: anything else."""
-    by_name = {str(kind).removeprefix("torch."): kind for kind in FLOATS}
-    found = by_name.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in FLOATS:
-        raise bad_option("dtype", dtype, ", ".join(by_name))
+    found = FLOATS.get(str(dtype).removeprefix("torch."))
+    if dtype is not None and found is None:
+        raise bad_option("dtype", dtype, ", ".join(FLOATS))
     return found
 
 
-def load(
-    path: Path | str,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | str | None = None,
-    data: Path | str | None = None,
-    **how: object,
-) -> Pretrained:
+def load(path: Path | str, *, device=None, dtype=None, **how: object) -> Pretrained:
     """See `fairseq_clusterformer.load`; what else is given is for `load_checkpoint`."""
-    loaded = load_checkpoint(path, data=data, **{"task": list(CLASSES), "option": "path"} | how)
+    loaded = load_checkpoint(path, **{"task": list(CLASSES), "option": "path"} | how)
     module, _, name = CLASSES[loaded.cfg.task._name].partition(":")
     return getattr(import_module(module), name)(loaded, device=device, dtype=dtype)

@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
-#: a question that may have no answer has none if this is more probable
-NO_ANSWER = 0.5
+NO_ANSWER = 0.5  # a question that may have no answer has none if this is more probable
 QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
 #: the break-down's rows of lengths in words, by the first length of each
 QUESTIONS = {0: "none", 1: "1 to 5", 6: "6 to 8", 9: "9 to 11", 12: "12 to 15", 16: "16 or more"}
@@ -49,8 +48,7 @@ class Predictions:
     corpus: str  # the name that it was prepared by
     texts: dict[str, str] = field(default_factory=dict)  # short answers
     no_answer: dict[str, float] = field(default_factory=dict)  # the probability of none
-    #: entries of Natural Questions' predictions
-    natural: list[dict[str, Any]] = field(default_factory=list)
+    natural: list[dict[str, Any]] = field(default_factory=list)  # Natural Questions' entries
     gold: dict[str, list[str]] = field(default_factory=dict)  # accepted answers, where known
     #: titles and numbers of the sentences that support each answer; and the right ones, where they
     #: are known. Both are empty of a reader that does not say.
@@ -61,8 +59,7 @@ class Predictions:
     #: the one listed last alone; of questions whose answers are known and in reach, and whose
     #: documents are not read in windows
     nll: dict[str, tuple[float, float]] = field(default_factory=dict)
-    #: what was not read, see `QuestionDataset.cuts`
-    cuts: dict[str, int] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)  # what was not read: `QuestionDataset.cuts`
 
     @property
     def some_unanswerable(self) -> bool:

@@ -54,31 +54,30 @@ class LanguageModel(Pretrained):
         check_numbers(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
         if seed is not None and not -(2**63) <= seed < 2**64:
             raise bad_option("seed", seed, "a number of 64 bits")
-        given = self._begin(self.coding.encode(prompt, "prompt"))
-        self._check(len(given), max_tokens)
+        given = self._given(prompt, "prompt", max_tokens)
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
         tokens = self._tokens(given, max_tokens, generator, temperature, top_k, top_p)
         parts = chain([prompt], self.coding.stream(tokens, int(given[-1])))
         return parts if stream else "".join(parts)
 
-    def _begin(self, tokens: Tensor) -> Tensor:
+    def _given(self, text: str, name: str, more: int) -> Tensor:
+        """The tokens of a text, behind what texts begin by. Raises UserError: a model that cannot
+        write, or has no positions for `more` tokens."""
+        tokens, decoder = self.coding.encode(text, name), self.model.decoder
         first = begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens))
-        return torch.cat([first, tokens])
-
-    def _check(self, given: int, more: int) -> None:
-        """Refuse a model that cannot write, and texts of more tokens than it has positions."""
-        decoder = self.model.decoder
+        tokens = torch.cat([first, tokens])
         if leaks_future(self.model):
             rule = "--cluster-rule leaking-chunk, by which later tokens change earlier outputs"
             problem = f"{self.loaded.path} has {rule}: it cannot generate"
             raise UserError(f"{problem}; allowed: a model that is causal")
         learned = isinstance(decoder.embed_positions, LearnedPositionalEmbedding)
-        room = decoder.max_positions() - given + 1
+        room = decoder.max_positions() - len(tokens) + 1
         if learned and more > room:
-            problem = f"of {decoder.max_positions()} positions, the prompt has {given}"
+            problem = f"of {decoder.max_positions()} positions, the prompt has {len(tokens)}"
             allowed = f"up to {max(0, room)} after this prompt"
             raise bad_option("max_tokens", more, allowed, problem)
+        return tokens
 
     @torch.no_grad()
     def _tokens(self, given: Tensor, more: int, *how) -> Iterator[int]:
@@ -108,10 +107,8 @@ class LanguageModel(Pretrained):
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
-        tokens = self._begin(self.coding.encode(text, "text"))
-        self._check(len(tokens), 1)
-        states, _ = self.model.decoder(tokens[None].to(self.device), features_only=True)
-        return states[0]
+        tokens = self._given(text, "text", 1).to(self.device)
+        return self.model.decoder(tokens[None], features_only=True)[0][0]
 
 
 def draw(

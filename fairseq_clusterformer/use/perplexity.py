@@ -32,8 +32,7 @@ from ..checkpoints.load import Loaded, dataset_of
 Block = tuple[Tensor, Tensor]
 
 TOKENS_AT_ONCE = 2048
-#: buckets are powers of two: below it, from it to twice it, and so on
-FIRST = 64
+FIRST = 64  # buckets are powers of two: below it, from it to twice it, and so on
 RARE = 20  # what training holds more often is no repeat
 POSITION, REPEATS = "bits by position", "bits on repeats by distance"
 _IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")  # or a word, of at least 4 letters

@@ -50,13 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     loaded, *others = [load_checkpoint(path, **how) for path in args.checkpoint]
     with reading(loaded.folder / RECORD, "what `clusterformer prepare qa` has written"):
         corpus = read_json(loaded.folder / RECORD)["recipe"]["corpus"]
-    is_natural = corpus == "natural-questions"
-    for option, given, allowed in (
-        ("--gold", bool(args.gold) and not is_natural, "for natural-questions"),
-        ("--breakdown", args.breakdown and is_natural, "for another corpus"),
-    ):
-        if given:
-            raise bad_option(option, "given", allowed, f"the data are {corpus}")
+    is_natural, problem = corpus == "natural-questions", f"the data are {corpus}"
+    if args.gold and not is_natural:
+        raise bad_option("--gold", "given", "for natural-questions", problem)
+    if args.breakdown and is_natural:
+        raise bad_option("--breakdown", "given", "for another corpus", problem)
     for path in args.gold:
         check_file("--gold", path, "files of the split")
     paths = [one.path for one in (loaded, *others)]
