@@ -30,15 +30,15 @@ TABLES = {
     "language model": "-fairseq.models.transformer_lm:TransformerLanguageModelConfig"
     " models.clusterformer_lm:ClusterformerLanguageModelConfig",
     "translation": "-models.options:ClusteringOptions models.clusterformer:ClusterformerOptions",
-    "classifier": "-models.encoder_only:EncoderOnlyOptions"
+    "classifier": "-models.encoder:EncoderOnlyOptions"
     " models.clusterformer_classifier:ClusterformerClassifierConfig",
-    "etc": "-models.encoder_only:EncoderOptions etc.encoder:ETCOptions",
+    "etc": "-models.encoder:EncoderOptions etc.encoder:ETCOptions",
     "etc pre-training": "etc.masked_lm:ETCMaskedLMTaskConfig etc.masked_lm:ETCMaskedLMLossConfig",
     "etc keyphrases": "-etc.encoder:ETCOptions openkp.model:ETCKeyphrasesConfig",
     "keyphrases": "openkp.task:ETCKeyphrasesTaskConfig openkp.task:ETCKeyphrasesLossConfig",
     "sentences": "tasks.clusterformer_sentence:ClusterformerSentenceConfig",
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
-    "reader": "-models.encoder_only:EncoderOptions -models.options:ClusteringOptions"
+    "reader": "-models.encoder:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
     "bidaf": "xlqa.bidaf:BidafReaderConfig",
     "qanet": "-xlqa.bidaf:BidafReaderConfig -models.options:ClusteringOptions"

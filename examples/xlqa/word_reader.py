@@ -24,8 +24,8 @@ from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.data.characters import joins
 from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.models.pretrained import read_word_vectors
 from fairseq_clusterformer.models.reader import ReaderModel, check_padding
-from fairseq_clusterformer.models.word_vectors import read_word_vectors
 from fairseq_clusterformer.precision import ExactLinear, at_least_float32
 
 LETTERS = 16  # C, of XLQA's words

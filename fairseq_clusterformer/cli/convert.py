@@ -105,9 +105,8 @@ def main(arguments: Sequence[str]) -> int:
 
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.conversion import as_checkpoint, batches, is_folder
-    from fairseq_clusterformer.conversion.convert import TASKS, check, convert
-    from fairseq_clusterformer.conversion.reading import kept_beside
-    from fairseq_clusterformer.conversion.write import fine_tuning, write
+    from fairseq_clusterformer.conversion.convert import TASKS, check, convert, fine_tuning, write
+    from fairseq_clusterformer.conversion.measure import kept_beside
 
     if is_folder(args.checkpoint) and args.text is None and args.data is None:
         allowed = "--text FILE, or --data with a folder prepared with --dict BUNDLE/dict.txt "

@@ -23,7 +23,7 @@ from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.use.perplexity import text_blocks
 
-from .reading import Inputs
+from .measure import Inputs
 
 AT_ONCE = 2048  # tokens of a batch, or one text
 

@@ -1,22 +1,39 @@
-"""Turns a dense model into a clustered one: measures its heads, and fits routers to them."""
+"""Turns a dense model into a clustered one, by its heads and with routers that are fitted to them;
+and the folder that it is written to."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 
 import torch
 from fairseq import tasks
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+import fairseq_clusterformer
+from fairseq_clusterformer import __version__
 from fairseq_clusterformer.attention.kinds.taught.kind import Taught
 from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
+from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.outputs import whole_folder
 
 from .fit import fit_layers
-from .heads import Mass, head_mass, kinds_for, order_of_heads
-from .model import Place, Plan, attentions, clustered_options, clustered_state, target_of
-from .reading import Inputs, store
+from .measure import Inputs, Mass, head_mass, kinds_for, order_of_heads, store
+from .model import (
+    TARGETS,
+    Place,
+    Plan,
+    attentions,
+    clustered_options,
+    clustered_state,
+    target_of,
+)
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
@@ -24,6 +41,11 @@ MEASURED = 8192  # tokens of the batches that heads are measured on
 #: sinks where decoders need some (StreamingLLM, Xiao et al. 2024, table 2), and the mean share of
 #: the attention that the first so many tokens have, beyond the near window, where they do
 SINKS, SINKS_ABOVE = 4, 0.2
+CHECKPOINT, REPORT = "checkpoint.pt", "convert.json"
+DATA = "data"  # what the model's text needs, where it comes from no data folder
+#: what a model starts from, which is the checkpoint now
+_STARTS = ("word_vectors", "pretrained_checkpoint", "pretrained", "freeze_word_vectors")
+_SHORTEST = 100  # updates of the training that follows
 
 
 @dataclass
@@ -95,7 +117,7 @@ def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path)
     Args:
         batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
             unless there is one batch alone.
-        folder: of what has been read and fitted so far, see :func:`~.reading.kept_beside`.
+        folder: of what has been read and fitted so far, see :func:`~.measure.kept_beside`.
     """
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
@@ -241,3 +263,93 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
         layers.append("+".join(written[kind] for kind in kinds))
     runs = [(layer, len(list(run))) for layer, run in groupby(layers)]
     return ",".join(layer if number == 1 else f"{layer}*{number}" for layer, number in runs)
+
+
+def write(
+    converted: Converted, out: Path, *, force: bool = False, recipe: dict | None = None
+) -> None:
+    """Write the checkpoint and the report into a folder that is complete or not there at all; of a
+    bundle, also the files that its text needs. The `recipe` is what it is made from, see
+    :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or cannot
+    be written."""
+    loaded, arch = converted.loaded, converted.loaded.cfg.model._name
+    report = {"made by": {"fairseq_clusterformer": __version__}, "checkpoint": str(loaded.path)}
+    report |= {"arch": arch, "attention": converted.specs, "near": converted.near}
+    report |= {"routing losses": converted.losses, "heads": [*map(asdict, converted.heads)]}
+    with whole_folder(out, force=force, recipe=recipe) as new:
+        if is_bundle(loaded.folder):
+            copy_data(loaded.folder, new / DATA)
+            with open_dict(loaded.cfg):
+                loaded.cfg.task.data = str(out.absolute() / DATA)
+        torch.save(_state(loaded), new / CHECKPOINT)
+        text = json.dumps(report, indent=1) + "\n"
+        (new / REPORT).write_text(text, encoding="utf-8")
+
+
+def _state(loaded: Loaded) -> dict:
+    """A checkpoint from which a training starts anew, as fairseq reads it."""
+    iterator = {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    return {
+        "args": None,
+        "cfg": OmegaConf.to_container(loaded.cfg, resolve=True, enum_to_str=True),
+        "model": loaded.model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [history | {"num_updates": 0}],
+        "task_state": loaded.task.state_dict(),
+        "extra_state": {"train_iterator": iterator, "val_loss": None},
+        "last_optimizer_state": None,
+    }
+
+
+def fine_tuning(converted: Converted, out: Path) -> str:
+    """The command that goes on with training: a tenth of the dense model's updates, at a tenth of
+    its learning rate."""
+    cfg, arch = converted.loaded.cfg, converted.loaded.cfg.model._name
+    updates = max(_SHORTEST, converted.dense_updates // 10)
+    rate = max(OmegaConf.select(cfg, "optimization.lr", default=[5e-4])) / 10
+    criterion = TARGETS[arch].criterion
+    if arch == "clusterformer_lm" and cfg.model.get("adaptive_softmax_cutoff"):
+        criterion = "clusterformer_adaptive_loss"
+    words = [
+        *("fairseq-train", cfg.task.data),
+        *("--user-dir", Path(fairseq_clusterformer.__file__).parent),
+        *("--task", cfg.task._name, *_flags(cfg, "task", TASK_DATACLASS_REGISTRY)),
+        *("--arch", arch, *_flags(cfg, "model", MODEL_DATACLASS_REGISTRY)),
+        *("--finetune-from-model", out / CHECKPOINT, "--criterion", criterion),
+        *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", f"{rate:g}"),
+        *("--lr-scheduler", "polynomial_decay", "--warmup-updates", updates // 20),
+        *("--total-num-update", updates, "--max-update", updates, "--clip-norm", "1.0"),
+    ]
+    names = ("batch_size", "max_tokens")
+    size = {name: OmegaConf.select(cfg, f"dataset.{name}") for name in names}
+    if not any(size.values()):
+        size["max_tokens"] = 4096
+    positions = converted.loaded.model.max_positions()
+    if size["max_tokens"] and isinstance(positions, int):  # one text at least
+        size["max_tokens"] = max(size["max_tokens"], positions)
+    for name, value in size.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", value]
+    smoothing = OmegaConf.select(cfg, "criterion.label_smoothing")
+    if smoothing is not None and "label_smoothed" in criterion:
+        words += ["--label-smoothing", smoothing]
+    words += ["--save-dir", out / "finetuned"]
+    return shlex.join(map(str, words)).replace(" --", " \\\n  --")
+
+
+def _flags(cfg: DictConfig, section: str, registry: dict[str, type]) -> Iterator[str]:
+    """Yield the words of a command line that say where options differ from their defaults."""
+    defaults = vars(registry[cfg[section]._name]())
+    task = cfg.task.keys() if section == "model" else ()
+    for name, default in defaults.items():
+        value = cfg[section].get(name)
+        if isinstance(default, str) and default.startswith("${"):
+            default = OmegaConf.select(cfg, default[2:-1])
+        if name in ("_name", "data", *_STARTS, *task) or value is None:
+            continue
+        if value == default or str(value) == str(default) or value is False:
+            continue
+        yield f"--{name.replace('_', '-')}"
+        if value is not True:
+            yield str(list(value)) if OmegaConf.is_list(value) else str(value)

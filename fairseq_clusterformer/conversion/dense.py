@@ -30,7 +30,7 @@ from fairseq_clusterformer.errors import bad_option, read_json
 from fairseq_clusterformer.families import FAMILIES, KNOWN, Family
 from fairseq_clusterformer.hf.configuration import ClusterformerConfig, build_model
 from fairseq_clusterformer.hf.folder import pretrained, shapes_in
-from fairseq_clusterformer.models.encoder_only import fingerprint
+from fairseq_clusterformer.models.encoder import fingerprint
 from fairseq_clusterformer.models.pretrained import load_pretrained
 
 from .model import TARGETS

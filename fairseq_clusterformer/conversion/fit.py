@@ -32,13 +32,12 @@ from fairseq_clusterformer.attention.kinds.taught.scouts import (
 )
 from fairseq_clusterformer.attention.projections import rotated
 from fairseq_clusterformer.clustering.kmeans import kmeans
-from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced
 from fairseq_clusterformer.precision import full_float32
 
-from .heads import recall
+from .measure import Inputs, Read, progress, read, recall
 from .model import Place, Plan, attentions
-from .reading import Inputs, Read, progress, read
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
@@ -238,9 +237,9 @@ def fit_layers(
     sinks: int,
     plan: Plan,
 ) -> tuple[dict[Place, dict], list[float]]:
-    """Fit all routers to batches of :func:`~.reading.store`, the `first` of which say where they
+    """Fit all routers to batches of :func:`~.measure.store`, the `first` of which say where they
     begin; layers that an earlier run has fitted are taken from the files that it has left beside
-    those. ``orders`` and ``sinks`` as of :mod:`.heads`. Returns of each layer its recall and
+    those. ``orders`` and ``sinks`` as of :mod:`.measure`. Returns of each layer its recall and
     chance [H] before and after, the losses, and what its routers have learned; and the mean loss
     of all routers after each update, in nats."""
     routers: dict[Place, list[Pupil]] = {place: [] for place in orders}

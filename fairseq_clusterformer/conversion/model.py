@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.checkpoints.bundle import Loaded
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.models.stack import SelfAttention
 
 #: side and number of a layer
 Place = tuple[str, int]

@@ -32,7 +32,7 @@ from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.encoder_only import masked_mean
+from fairseq_clusterformer.models.encoder import masked_mean
 from fairseq_clusterformer.models.pretrained import load_pretrained, read_config
 
 from .sections import Section, Splitter, together

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
 from fairseq_clusterformer.models.checkpoints import check_words, read_checkpoint, renamed, unfit
-from fairseq_clusterformer.models.encoder_only import (
+from fairseq_clusterformer.models.encoder import (
     EncoderOnlyModel,
     EncoderOptions,
     fingerprint,

@@ -17,8 +17,8 @@ from fairseq_clusterformer.attention.past import each, tensors
 from fairseq_clusterformer.checkpoints.bundle import distinct
 from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig, weighted
-from fairseq_clusterformer.models.attention import State
 from fairseq_clusterformer.models.decoder import decode
+from fairseq_clusterformer.models.stack import State
 
 from .configuration import ClusterformerConfig, build_model
 

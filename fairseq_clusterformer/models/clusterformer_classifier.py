@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.errors import refused
 
-from .encoder_only import (
+from .encoder import (
     TINY,
     EncoderOnlyModel,
     EncoderOnlyOptions,
@@ -19,8 +19,7 @@ from .encoder_only import (
     masked_mean,
 )
 from .options import flag, option, register_sizes, sized
-from .pretrained import load_pretrained, set_sizes_of_folder
-from .word_vectors import read_word_vectors
+from .pretrained import load_pretrained, read_word_vectors, set_sizes_of_folder
 
 logger = logging.getLogger(__name__)
 

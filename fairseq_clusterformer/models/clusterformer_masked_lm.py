@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
-from .encoder_only import (
+from .encoder import (
     TINY,
     EncoderOnlyModel,
     EncoderOnlyOptions,

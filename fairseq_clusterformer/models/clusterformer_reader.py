@@ -13,7 +13,7 @@ from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.precision import ExactLinear
 
-from .encoder_only import (
+from .encoder import (
     ACTIVATIONS,
     EncoderOptions,
     PretrainedOptions,

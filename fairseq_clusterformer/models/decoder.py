@@ -14,8 +14,15 @@ from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
 
-from .attention import SegmentState, State
-from .stack import ClusteredLayer, ClusteredStack, embed_places, pack, unpack
+from .stack import (
+    ClusteredLayer,
+    ClusteredStack,
+    SegmentState,
+    State,
+    embed_places,
+    pack,
+    unpack,
+)
 
 
 class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):

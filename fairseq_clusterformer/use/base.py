@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import UserError, bad_option
-from fairseq_clusterformer.models.encoder_only import EncoderOnlyModel
+from fairseq_clusterformer.models.encoder import EncoderOnlyModel
 from fairseq_clusterformer.ranges import OF_USE
 
 from ..checkpoints.load import Loaded, load_checkpoint

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_clusterformer.checkpoints import load
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.main import main
-from fairseq_clusterformer.conversion import fit, reading
+from fairseq_clusterformer.conversion import fit, measure
 from fairseq_clusterformer.conversion.model import target_of
 from fairseq_clusterformer.errors import UserError
 from tests.cli.in_process import (
@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_goes_on(converted, dense_checkpoint, tmp_path, m
     assert convert(*words) == 130
     (tensors,) = states.glob("*/0.safetensors")
     assert {t.dtype for t in load_file(tensors).values()} <= {torch.float16, torch.bool}
-    monkeypatch.setattr(reading, "_run", None)
+    monkeypatch.setattr(measure, "_run", None)
     assert convert(*words) == 0
     assert fitted == [("decoder", 0), ("decoder", 1), ("decoder", 1)]
     found, expected = (

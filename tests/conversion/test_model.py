@@ -12,16 +12,16 @@ from fairseq_clusterformer.attention.spec import parse_attention
 from fairseq_clusterformer.conversion.batches import far_of
 from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
 from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils
-from fairseq_clusterformer.conversion.heads import (
+from fairseq_clusterformer.conversion.measure import (
     Mass,
     head_mass,
     kinds_for,
     order_of_heads,
+    read,
     recall,
 )
 from fairseq_clusterformer.conversion.model import permute_heads
-from fairseq_clusterformer.conversion.reading import read
-from fairseq_clusterformer.models.attention import SelfAttention
+from fairseq_clusterformer.models.stack import SelfAttention
 
 
 def attention(kinds: str = "full", **options) -> SelfAttention:

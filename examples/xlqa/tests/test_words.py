@@ -15,7 +15,7 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.texts import documents
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.characters import joins, words_of
-from fairseq_clusterformer.models.word_vectors import read_word_vectors
+from fairseq_clusterformer.models.pretrained import read_word_vectors
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
 from xlqa import vectors
 from xlqa.tests.word_readers import make_task
