@@ -1,9 +1,6 @@
 """Families of models in folders of ``transformers``, as one table of facts: what is fixed, and
-what their options and their tensors are called.
-
-A new family is a row of :data:`FAMILIES`, and a function for what no table says: its embeddings.
-Shape letters: D model width, V words.
-"""
+what their options and their tensors are called. A new family is a row of :data:`FAMILIES`, and a
+function for what no table says: its embeddings. Shape letters: D model width, V words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,11 +76,11 @@ class Family:
         return named | self.tables(theirs, config, numbers)
 
 
-def _rows(table: Tensor, numbers: Sequence[int], silent: Tensor | None = None) -> Tensor:
-    """Rows of a table [V, D] or biases [V] in our order; `silent` (default: 0) for no row."""
+def _rows(table: Tensor, numbers: Sequence[int], silent: Tensor | float = 0.0) -> Tensor:
+    """Rows of a table [V, D] or biases [V] in our order; `silent` for no row."""
     order = torch.as_tensor(numbers)
     rows = table[order.clamp(min=0)]
-    rows[order < 0] = torch.zeros_like(table[0]) if silent is None else silent
+    rows[order < 0] = silent
     return rows
 
 
@@ -146,6 +143,7 @@ _BERT = Family(
         ".output.LayerNorm.": ".final_layer_norm.",
         "cls.predictions.transform.dense.": "lm_head.dense.",
         "cls.predictions.transform.LayerNorm.": "lm_head.layer_norm.",
+        **{f"lm_head.{part}.": f"lm_head.{part}." for part in ("dense", "layer_norm")},  # RoBERTa
         "qa_outputs.": "heads.span.",
     },
     tables=_bert_tables,
@@ -162,12 +160,10 @@ _BERT = Family(
     text="bert",
     prefix="bert.",
 )
-_LM_HEAD = {f"lm_head.{part}.": f"lm_head.{part}." for part in ("dense", "layer_norm")}
 _ROBERTA = replace(
     _BERT,
     options=_BERT.options
     | {"window_positions": lambda config: config.max_position_embeddings - 2},
-    names=_BERT.names | _LM_HEAD,
     fixed=_BERT.fixed | {"pad_token_id": 1},
     prefix="roberta.",
 )
@@ -181,8 +177,8 @@ _DISTILBERT = replace(
         "activation_fn": "activation",
         "window_positions": "max_position_embeddings",
     },
-    names={
-        "embeddings.LayerNorm.": "encoder.layernorm_embedding.",
+    names=_BERT.names
+    | {
         "transformer.layer.": "encoder.layers.",
         ".attention.q_lin.": ".self_attn.q_proj.",
         ".attention.k_lin.": ".self_attn.k_proj.",
@@ -194,7 +190,6 @@ _DISTILBERT = replace(
         ".output_layer_norm.": ".final_layer_norm.",
         "vocab_transform.": "lm_head.dense.",
         "vocab_layer_norm.": "lm_head.layer_norm.",
-        "qa_outputs.": "heads.span.",
     },
     fixed={},
     always=_BERT.always | {"token_types": 0, "layer_norm_eps": 1e-12},
@@ -210,7 +205,7 @@ def _gpt2_tables(theirs: State, config: Any, numbers: Sequence[int]) -> State:
     # A missing symbol needs an embedding that makes one low logit. What leaves the layer norm is
     # h = weight n + bias, and n has a mean of 0. So h times t / weight is t sum(bias / weight).
     total = (bias / norm).sum()
-    silent = None if total.abs() <= 1e-3 else NEVER / total / norm  # an untrained norm: 0
+    silent = 0.0 if total.abs() <= 1e-3 else NEVER / total / norm  # an untrained norm: 0
     table = _rows(theirs["transformer.wte.weight"], numbers, silent)
     return {
         "decoder.embed_tokens.weight": table,
@@ -281,7 +276,7 @@ def _llama_tables(theirs: State, config: Any, numbers: Sequence[int]) -> State:
     return {
         "decoder.embed_tokens.weight": table,
         "decoder.output_projection.weight": output,
-        "decoder.output_projection.bias": _rows(none, numbers, none[0] + NEVER),
+        "decoder.output_projection.bias": _rows(none, numbers, NEVER),
     }
 
 
@@ -368,7 +363,7 @@ def _bart_tables(theirs: State, config: Any, numbers: Sequence[int]) -> State:
         "encoder.embed_tokens.weight": table,
         "decoder.embed_tokens.weight": table if _begins_by_end(config) else read,
         "decoder.output_projection.weight": table,
-        "decoder.output_projection.bias": _rows(bias, numbers, bias.new_tensor(NEVER)),
+        "decoder.output_projection.bias": _rows(bias, numbers, NEVER),
     }
     for side in _SIDES:
         places = theirs[f"model.{side}.embed_positions.weight"]

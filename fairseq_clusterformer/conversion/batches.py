@@ -1,7 +1,4 @@
-"""Batches of a model's own data, or of raw text, for what looks at a model and does not train it.
-
-Shape letters: N tokens.
-"""
+"""Batches of a model's own data, or of raw text, to look at a model that is not trained."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence

@@ -111,14 +111,10 @@ def _is_ours(model: torch.nn.Module) -> bool:
 
 
 def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path) -> Converted:
-    """Convert a dense model, which :func:`check` has found good. Raises UserError: options of the
-    model that have no clustered form, texts that are too short, or a disk without room.
-
-    Args:
-        batches: of its inputs; heads are measured on the first ones, which nothing is fitted to
-            unless there is one batch alone.
-        folder: of what has been read and fitted so far, see :func:`~.measure.kept_beside`.
-    """
+    """Convert a dense model, which :func:`check` has found good. Heads are measured on the first
+    batches, which nothing is fitted to unless there is one alone; the folder is that of
+    :func:`~.measure.kept_beside`. Raises UserError: options of the model that have no clustered
+    form, texts that are too short, or a disk without room."""
     sides = target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
@@ -194,9 +190,8 @@ def rebuilt(
     max_positions: int | None = None,
 ) -> Loaded:
     """The clustered model with a dense one's weights, and with the attention of each side in
-    ``specs``. ``orders`` says which head comes to each place of a layer (None: heads stay);
-    ``max_positions`` as of :class:`Plan`. Raises UserError: options of the model that have no
-    clustered form."""
+    ``specs``; ``orders`` says which head comes to each place of a layer (None: heads stay). Raises
+    UserError: options of the model that have no clustered form."""
     try:
         cfg = clustered_options(loaded, specs, max_positions)
         task = tasks.setup_task(cfg.task, from_checkpoint=True)
@@ -268,10 +263,9 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
 def write(
     converted: Converted, out: Path, *, force: bool = False, recipe: dict | None = None
 ) -> None:
-    """Write the checkpoint and the report into a folder that is complete or not there at all; of a
-    bundle, also the files that its text needs. The `recipe` is what it is made from, see
-    :func:`~fairseq_clusterformer.outputs.written`. Raises UserError: if ``out`` is there or cannot
-    be written."""
+    """Write the checkpoint and the report, and of a bundle what its text needs, into a folder that
+    is complete or not there at all. ``recipe`` is what :func:`~fairseq_clusterformer.outputs.written`
+    tells later. Raises UserError: ``out`` is there or cannot be written."""
     loaded, arch = converted.loaded, converted.loaded.cfg.model._name
     report = {"made by": {"fairseq_clusterformer": __version__}, "checkpoint": str(loaded.path)}
     report |= {"arch": arch, "attention": converted.specs, "near": converted.near}

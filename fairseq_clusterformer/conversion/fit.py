@@ -1,5 +1,4 @@
-"""Fits routers of the kind taught to the attention of a dense model, which stays as it is, layer
-after layer, and keeps each layer that is done.
+"""Fits routers of the kind taught to the attention of a dense model, which stays as it is.
 
 Routing begins with the directions of queries and keys that decide about far keys, and with
 centroids by K-Means. Then the routing loss teaches it, with many queries as scouts. Each layer is

@@ -1,8 +1,6 @@
 """Measures a dense model: what its layers read, where the attention of its heads goes, and which
-kind of attention suits each.
-
-The model runs once over each batch, and what its layers read is kept in half precision, for they
-are looked at many times; queries and keys are computed from it again.
+kind suits each. What layers read is kept in half precision, for they are looked at many times;
+queries and keys are computed from it again.
 
 Shape letters: B batch, H heads, N tokens, D model width, E head width, W window.
 """
@@ -180,8 +178,7 @@ def head_mass(
 ) -> dict[Place, Mass]:
     """Where the attention of a dense model goes, layer by layer; UserError if no text is so long
     that any key is beyond the window. ``heaviest`` is W, on either side of a query that is not
-    causal; the first keys of a causal row, ``sinks``, count as near.
-    """
+    causal; the first keys of a causal row, ``sinks``, count as near."""
 
     def of_heads(causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
         most = min(heaviest if causal else 2 * heaviest, reading.x.size(1))
@@ -204,15 +201,10 @@ def recall(
     window: int,
     sinks: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention-mass recall: the share of a dense layer's attention that clustered heads see, of
-    the queries with keys beyond the window. Float64 [H] by the dense model's heads: the recall,
-    and what chance would give, where far attention is spread evenly over the keys beyond.
-
-    Args:
-        clustered: the dense model except for its heads' order and kinds, in evaluation mode; it
-            is given what the dense model's layers read.
-        order: which head of the dense model stands at each place of the layer.
-    """
+    """Attention-mass recall: the share of a dense layer's attention that clustered heads see of
+    what the dense layer reads, in queries with keys beyond the window. Float64 [H] by the dense
+    heads, of which ``order`` says which stands at each place: the recall, and what chance would
+    give, where far attention is spread evenly over the keys beyond."""
     theirs = attentions(clustered)[place]
 
     def of_heads(causal: bool, reading: Read, seen: Tensor, beyond: Tensor, weights):
@@ -283,8 +275,7 @@ def kinds_for(far: Tensor, window_below: float) -> list[str]:
     """Kinds of a layer's heads for a spec: window or cluster, for each of up to ``PARTS`` shares;
     a head whose share of attention beyond the window, ``far`` [H], is less becomes a window. Where
     the numbers of heads have no common divisor that leaves few shares, some windows are promoted
-    to clusters, which see the window and more.
-    """
+    to clusters, which see the window and more."""
     heads, windows = len(far), int((far < window_below).sum())
     parts = [parts for parts in range(1, PARTS + 1) if heads % parts == 0]
     # the fewest promotions, in the fewest shares

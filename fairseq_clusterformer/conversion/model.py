@@ -1,7 +1,4 @@
-"""From a dense model to the clustered one that extends it: options, names, heads, positions.
-
-Shape letters: H heads, J heads of keys and values, E head width, N positions.
-"""
+"""From a dense model to the clustered one that extends it: options, names, heads, positions."""
 
 import re
 from argparse import Namespace
@@ -128,10 +125,9 @@ def clustered_state(
     padding: int,
 ) -> dict[str, Tensor]:
     """A dense model's tensors for the clustered model. ``orders`` says which head comes to each
-    place of a layer (others stay), ``padding`` is an index of the dictionary.
-
-    Learned positions are repeated until there are enough (Longformer, Beltagy et al. 2020, section
-    5): near tokens keep their distances, except where one copy ends and the next begins."""
+    place of a layer (others stay), ``padding`` is an index of the dictionary. Learned positions
+    are repeated until there are enough (Longformer, Beltagy et al. 2020, section 5): near tokens
+    keep their distances, except where one copy ends and the next begins."""
     state = {}
     for name, tensor in dense.items():  # RoBERTa's names differ
         if re.match(r"encoder\.(sentence_encoder|lm_head)\.", name):

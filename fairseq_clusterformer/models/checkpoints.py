@@ -1,8 +1,5 @@
-"""One clear last line for a checkpoint that cannot be loaded.
-
-fairseq's trainer says "ensure that the architectures match", and trains from scratch if the file
-of ``--restore-file`` does not exist.
-"""
+"""One clear last line for a checkpoint that cannot be loaded, where fairseq's trainer says "ensure
+that the architectures match", or trains from scratch."""
 
 import logging
 import re

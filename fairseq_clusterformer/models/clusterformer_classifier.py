@@ -50,11 +50,8 @@ class ClusterformerClassifierConfig(PretrainedOptions, EncoderOnlyOptions):
 
 @register_model("clusterformer_classifier", dataclass=ClusterformerClassifierConfig)
 class ClusterformerClassifier(EncoderOnlyModel):
-    r"""A clustered encoder, a pooling, and a classifier with one hidden layer.
-
-    A pair is one sequence with segment embeddings, or two sequences u, v whose pooled outputs the
-    classifier sees as [u; v; \|u - v\|; u * v].
-    """
+    r"""A clustered encoder, a pooling and a classifier with one hidden layer, which sees a pair as
+    one sequence with segment embeddings, or of two sequences u, v [u; v; \|u - v\|; u * v]."""
 
     def __init__(self, args, task):
         super().__init__(args, task)

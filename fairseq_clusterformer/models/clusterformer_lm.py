@@ -1,10 +1,4 @@
-"""``--arch clusterformer_lm``: a causal language model with clustered sparse attention.
-
-With ``--truncated-bptt`` it is trained on rows that are longer than memory allows, in segments.
-Each sees what decoding would have kept of those before, and gradients end where it begins
-(truncated backpropagation through time). An update sums the gradients of all segments, and holds
-the activations of one.
-"""
+"""``--arch clusterformer_lm``: a causal language model with clustered sparse attention."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -198,7 +192,8 @@ def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
 
 
 def _by_segments(step: Callable, self, sample, model, criterion, *args, **kwargs) -> Result:
-    """As fairseq's step; if the model says so by segments, with sums of what each returns."""
+    """fairseq's step; if the model says so by segments (truncated backpropagation through time):
+    sums of what each returns, with the activations of one at a time."""
 
     def result(part: dict) -> Result:
         loss, *others = step(self, part, model, criterion, *args, **kwargs)

@@ -1,8 +1,5 @@
-"""``--arch clusterformer_masked_lm``: masked words, by a clustered encoder.
-
-It is trained by fairseq's own task ``masked_lm``; or, as in CF22 appendix F, on pairs of texts, by
-``clusterformer_masked_lm --next-sentence``.
-"""
+"""``--arch clusterformer_masked_lm``: masked words, by a clustered encoder; of fairseq's own task
+``masked_lm`` or, as in CF22 appendix F, of pairs: ``clusterformer_masked_lm --next-sentence``."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +28,9 @@ class ClusterformerMaskedLMConfig(PretrainedOptions, EncoderOnlyOptions):
 
 @register_model("clusterformer_masked_lm", dataclass=ClusterformerMaskedLMConfig)
 class ClusterformerMaskedLM(EncoderOnlyModel):
-    """A clustered encoder and RoBERTa's head, which shares the words' embeddings.
-
-    For pairs it has embeddings of segments, and on the state of ``<s>`` a hidden layer,
-    ``pooler``, and ``next_sentence``, whether the second text follows the first.
-    """
+    """A clustered encoder and RoBERTa's head, which shares the words' embeddings. For pairs it has
+    embeddings of segments, and on the state of ``<s>`` a hidden layer, ``pooler``, and
+    ``next_sentence``, whether the second text follows the first."""
 
     def __init__(self, args, task):
         super().__init__(args, task)

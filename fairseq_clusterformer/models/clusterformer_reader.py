@@ -147,7 +147,6 @@ class ClusterformerReader(ReaderModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ReaderEncoder:
-        """The encoder that the options name; raises ValueError as `build_model` does."""
         plan = attention_plan(
             args,
             "encoder",
@@ -187,17 +186,14 @@ class ClusterformerReader(ReaderModel):
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
     ) -> tuple[AnswerLogits, dict[str, Any]]:
-        """Answer questions from a document each, see :meth:`ReaderEncoder.forward`; ``<s>`` leads
-        each paragraph. Short answers can begin and end where ``text_mask``, bool [B, N], is True
-        (None: everywhere), but at ``<s>``. Returns logits, the ``reading`` of the encoder, and its
-        layers' ``reports``."""
+        """Answer questions from a document each, see :meth:`ReaderEncoder.forward`; ``text_mask`` as
+        of :meth:`starts_and_text`. Returns logits, and the ``reading`` and ``reports`` behind."""
         reading = self.encoder(question_tokens, document_tokens)
         starts, text = self.starts_and_text(document_tokens, text_mask)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
         return self.heads(reading, starts, text), extra
 
     def check_questions(self, most: int) -> None:
-        """Raise ValueError where questions of ``most`` tokens leave no room in a window."""
         positions, size = self.args.window_positions, self.args.window_size
         if most > positions - size:
             allowed = f"up to {positions - size}, which is --window-positions less --window-size"

@@ -20,8 +20,6 @@ from .stack import (
     SegmentState,
     State,
     embed_places,
-    pack,
-    unpack,
 )
 
 
@@ -41,7 +39,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
     ) -> tuple[Tensor | None, ...]:
         """One layer over x [N, B, D], whose real tokens and documents ``batch`` has. Returns the
         output [N, B, D], the weights of each head's attention to the encoder's [S, B, D] if they
-        are needed, or None, and the reports of self-attention, packed."""
+        are needed, or None, and the fields of the reports of self-attention."""
         norm = self.self_attn_layer_norm
         change, reports = self.self_attn(self.normed(norm, x), batch, incremental_state)
         if self.c_attn is not None:  # NormFormer
@@ -71,15 +69,13 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
         if self.ffn_layernorm is not None:
             change = self.ffn_layernorm(change)
         residual = x if self.w_resid is None else self.w_resid * x
-        return self.added(norm, residual, self.fc2(change)), weights, *pack(reports)
+        return self.added(norm, residual, self.fc2(change)), weights, *chain(*reports)
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
-    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made.
-
-    With ``separate_documents`` an end-of-sentence symbol begins a document of its own, which sees
-    nothing of those before; positions start again. With ``output_bias`` logits have a bias.
-    """
+    """fairseq's decoder over :class:`ClusterformerDecoderLayer`; no [N, N] mask is ever made. With
+    ``separate_documents`` an end-of-sentence symbol begins a document of its own, which sees
+    nothing of those before; positions start again."""
 
     def __init__(
         self, *args, separate_documents: bool = False, output_bias: bool = False, **kwargs
@@ -116,14 +112,11 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         alignment_heads: int | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`. Raises ValueError:
-        ``full_context_alignment``; this decoder is causal.
-
-        Of ``prev_output_tokens``, int64 [B, all tokens so far], the features are those of the
-        newest where a state holds the others; an empty state takes all at once; a `SegmentState`
-        the next tokens alone, padded at their end. ``documents`` are the numbers of the tokens'
-        documents in their row, int64 [B, N]; None: as ``separate_documents`` says.
-        """
+        """Features [B, N, D] and extra outputs, as fairseq's; see :meth:`run`. Of
+        ``prev_output_tokens``, int64 [B, all so far], those of the newest where a state holds the
+        others; an empty state takes all at once, a `SegmentState` the next ones alone, padded at
+        their end. ``documents`` are the numbers of the tokens' documents in their row, int64
+        [B, N]; None: as ``separate_documents`` says. Raises ValueError: full_context_alignment."""
         if full_context_alignment:
             raise refused("full_context_alignment", True, "False in a causal decoder")
         tokens, padding = prev_output_tokens, prev_output_tokens.eq(self.padding_idx)
@@ -183,7 +176,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             for name in ("encoder_out", "encoder_padding_mask")
         )
         weights = None
-        by_layer: dict[int, list[Report]] = {}
+        reports: list[Report] = []
         inner_states = [x]
         for i, layer in enumerate(self.layers):
             x, layer_weights, *fields = layer(
@@ -197,19 +190,17 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:
                 weights = layer_weights[:alignment_heads].float().mean(dim=0).to(x)
-            by_layer[id(layer)] = unpack(fields)
-        if self.training:
-            self.observe(by_layer)
+            reports += self.reports_of(layer, fields)
 
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        reports = {"decoder": [*chain(*by_layer.values())]}
+        by_side = {"decoder": reports}
         if "reports" in (encoder_out or {}):
-            reports["encoder"] = encoder_out["reports"]
-        return x, {"attn": [weights], "inner_states": inner_states, "reports": reports}
+            by_side["encoder"] = encoder_out["reports"]
+        return x, {"attn": [weights], "inner_states": inner_states, "reports": by_side}
 
 
 @dataclass
@@ -228,19 +219,28 @@ def decode(
     cache: DecoderState,
     encoder_out: dict[str, list[Tensor]] | None = None,
 ) -> Tensor:
-    """Features [B, n, D] of n more tokens, int64 [B, n], which the cache then holds; read at once,
-    or one by one by a decoder that keeps documents apart.
-
-    fairseq's own step takes the same position for all rows; here each row counts its own real
-    tokens, so that a row padded on the left is the row alone. Raises ValueError: a decoder that
-    sees the future.
-    """
-    padding = tokens.eq(decoder.padding_idx)
+    """Features [B, n, D] of n more tokens, int64 [B, n], which the cache then holds; read one by
+    one where documents are kept apart. Each row counts its own real tokens, unlike in fairseq's
+    step: one padded on the left is the row alone. Raises ValueError: the decoder sees the future."""
+    padding, seen = tokens.eq(decoder.padding_idx), cache.state.setdefault("seen", {})
     # Avoid a device sync: on a GPU it would cost more than a step.
     padded = tokens.is_cuda or any_padding(padding) is not None
-    places, documents = _places(decoder, tokens, ~padding, padded, cache)
-    length = tokens.size(1)
-    size = length if documents is None else 1
+    length, documents = tokens.size(1), None
+    if padded or seen or decoder.separate_documents:
+        before = tokens.new_full((len(tokens), 1), cache.tokens)
+        count = seen.get("real", before) + (~padding).long().cumsum(1)
+        places, seen["real"] = count - 1, count[:, -1:]
+    else:
+        places = torch.arange(cache.tokens, cache.tokens + length, device=tokens.device)[None]
+    if decoder.separate_documents:
+        begins = tokens.eq(decoder.dictionary.eos())
+        documents = seen.get("documents", before.new_zeros(before.shape)) + begins.cumsum(1)
+        # the place in its row where each token's document begins: the latest beginning so far
+        begun = torch.cat([seen.get("begun", before * 0), torch.where(begins, places, 0)], dim=1)
+        begun = begun.cummax(1).values[:, 1:]
+        seen |= {"documents": documents[:, -1:], "begun": begun[:, -1:]}
+        places = places - begun
+    places, size = places.clamp(min=0), length if documents is None else 1
     features = []
     for part in (slice(first, first + size) for first in range(0, length, size)):
         batch = Batch(
@@ -250,26 +250,3 @@ def decode(
         features.append(decoder.run(x, batch, encoder_out, cache.state)[0])
     cache.tokens += length
     return torch.cat(features, dim=1)
-
-
-def _places(
-    decoder: ClusterformerDecoder, tokens: Tensor, real: Tensor, padded: bool, cache: DecoderState
-) -> tuple[Tensor, Tensor | None]:
-    """Places of the tokens in their rows or documents, int64 [1 or B, n], and the documents."""
-    seen = cache.state.setdefault("seen", {})
-    if not (padded or seen or decoder.separate_documents):
-        first = cache.tokens
-        return torch.arange(first, first + tokens.size(1), device=tokens.device)[None], None
-    before = tokens.new_full((len(tokens), 1), cache.tokens)
-    count = seen.get("real", before) + real.long().cumsum(1)
-    places, documents = count - 1, None
-    seen["real"] = count[:, -1:]
-    if decoder.separate_documents:
-        begins = tokens.eq(decoder.dictionary.eos())
-        documents = seen.get("documents", before.new_zeros(before.shape)) + begins.cumsum(1)
-        # the place in its row where each token's document begins: the latest beginning so far
-        begun = torch.cat([seen.get("begun", before * 0), torch.where(begins, places, 0)], dim=1)
-        begun = begun.cummax(1).values[:, 1:]
-        seen |= {"documents": documents[:, -1:], "begun": begun[:, -1:]}
-        places = places - begun
-    return places.clamp(min=0), documents

@@ -21,7 +21,7 @@ from fairseq_clusterformer.clustering import Report, initial_centroids
 from .checkpoints import CheckpointError, ExplainedCheckpoints
 from .options import EncoderClusteringOptions, attention_plan, complete, option, options_of, sized
 from .pretrained import load_pretrained
-from .stack import ClusteredLayer, ClusteredStack, at_once_in, pack, unpack
+from .stack import ClusteredLayer, ClusteredStack, at_once_in
 
 #: learns on a laptop's processor in minutes
 TINY = sized("encoder", 2, 64, 128, 4)
@@ -41,7 +41,7 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
     ) -> tuple[Tensor | None, ...]:
         """One layer over x [N, B, D]; the mask is a batch, or bool [B, N], True for padding, and
         the centroids [B, K, D] are those that the layer before hands on. Returns the output
-        [N, B, D] and the reports of self-attention, packed."""
+        [N, B, D] and the fields of the reports of self-attention."""
         norm = self.self_attn_layer_norm
         read = self.normed(norm, x)
         change, reports = self.self_attn(read, encoder_padding_mask, centroids=centroids)
@@ -51,15 +51,13 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         for part in [x] if at_once is None else x.split(max(1, at_once // x.size(1))):
             change = self.activation_dropout_module(self.activated(self.normed(norm, part)))
             out.append(self.added(norm, part, self.fc2(change)))
-        return torch.cat(out), *pack(reports)
+        return torch.cat(out), *chain(*reports)
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
-    """fairseq's encoder over :class:`ClusterformerEncoderLayer`.
-
-    Where centroids are handed on (CF22 section 3.1), the stack owns the first ones: they reach the
-    first clustering layer that runs, whichever layers LayerDrop leaves out.
-    """
+    """fairseq's encoder over :class:`ClusterformerEncoderLayer`. Where centroids are handed on
+    (CF22 section 3.1), the stack owns the first ones: they reach the first clustering layer that
+    runs, whichever layers LayerDrop leaves out."""
 
     def __init__(self, cfg: TransformerConfig, *args, **kwargs):
         super().__init__(cfg, *args, **kwargs)
@@ -95,19 +93,16 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
         centroids = self.centroids
         if centroids is not None:
             centroids = centroids.expand(x.size(1), -1, -1)
-        by_layer: dict[int, list[Report]] = {}
+        reports: list[Report] = []
         states = [x] if return_all_hiddens else []
         for layer in self.layers:
             x, *fields = layer(x, batch, centroids)
-            by_layer[id(layer)] = unpack(fields)
-            for report in by_layer[id(layer)]:
+            reports += (of_layer := self.reports_of(layer, fields))
+            for report in of_layer:
                 if self.centroids is not None and report.centroids is not None:
                     centroids = report.centroids  # CF22 eq. 3, for the layer above
             if return_all_hiddens:
                 states.append(x)
-        if self.training:
-            self.observe(by_layer)
-
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         return {
@@ -118,7 +113,7 @@ class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):
             "fc_results": [],
             "src_tokens": [],
             "src_lengths": [(~padding_mask).sum(1, dtype=src_tokens.dtype).unsqueeze(-1).int()],
-            "reports": [*chain(*by_layer.values())],
+            "reports": reports,
         }
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
@@ -172,14 +167,9 @@ class PretrainedOptions(FairseqDataclass):
 
 
 class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
-    """An encoder of one dictionary, which its checkpoints remember.
-
-    Subclasses add a head, and may have another encoder (:meth:`build_encoder`).
-
-    Args:
-        args: fairseq's options, of the dataclass that the model is registered with.
-        task: has ``source_dictionary`` and ``max_positions()``.
-    """
+    """An encoder of one dictionary, which its checkpoints remember. Subclasses add a head, and may
+    have another encoder. ``args`` are options of the dataclass that the model is registered with;
+    the ``task`` has ``source_dictionary`` and ``max_positions()``."""
 
     def __init__(self, args, task):
         super().__init__()

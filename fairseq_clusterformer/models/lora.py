@@ -1,9 +1,5 @@
 """Low-rank adaptation (LoRA, Hu et al. 2022, equation 3): each map's weight W is W + B A, of which
-A and B are learned alone.
-
-torch's parametrizations compute the sum wherever the weight is read. The routers of clusters learn
-as they always do, since nothing else finds new clusters.
-"""
+A and B are learned alone; and the routers of clusters, since nothing else finds new ones."""
 
 from collections.abc import Iterator, Mapping
 

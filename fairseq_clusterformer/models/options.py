@@ -181,11 +181,10 @@ def check_heads(args: Namespace, side: str) -> None:
 def attention_plan(
     args: Namespace, side: str, *, spec: str = "", rule: str = "", **instead: object
 ) -> AttentionPlan:
-    """The attention of an encoder's or a decoder's layers, by fairseq's options, of which those of
-    positions are set as ``--positions`` says, and those of the depth and the kinds to the layers
-    of ``--decoder-layers-to-keep``. ``spec`` and ``rule`` name the options that have them
-    (default: those of the side); values of ``instead`` count instead of those in ``args``. Raises
-    ValueError, which names the option."""
+    """The attention of a side's layers, by fairseq's options: those of positions are set as
+    ``--positions`` says, and those of the depth and the kinds to the layers to keep. ``spec`` and
+    ``rule`` name the options that have them (default: those of the side); values of ``instead``
+    count instead of those in ``args``. Raises ValueError, which names the option."""
     check_heads(args, side)
     names = spec or f"{side}_attention", rule or f"{side}_cluster_rule"
     own_centroids = side == "decoder" or _option(args, "own_centroids")
@@ -308,13 +307,10 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
 
 def flagged(error: OptionError) -> ValueError:
     """The error of a kind's option, named as on the command line."""
-    flags = {
-        item.name: flag_of(item)
-        for kind in attention_kinds()
-        for item in fields(registered(kind).options)
-    }
+    options = (item for kind in attention_kinds() for item in fields(registered(kind).options))
+    name = next(flag_of(item) for item in options if item.name == error.name)
     where = f" (in {error.written})" if error.written else ""
-    return ValueError(f"{flag(flags[error.name])} {error.text}{where}")
+    return ValueError(f"{flag(name)} {error.text}{where}")
 
 
 def flag(name: str) -> str:

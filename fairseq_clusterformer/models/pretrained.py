@@ -1,5 +1,5 @@
-"""Encoders that start from a folder of BERT's form, as ``transformers`` writes them, from a
-checkpoint of ours or of fairseq's RoBERTa (Liu et al., 2019), or from vectors of words.
+"""Encoders that start from a folder of BERT's form, as ``transformers`` writes them, a checkpoint
+of ours or of fairseq's RoBERTa (Liu et al., 2019), or vectors of words.
 
 Shape letters: D model width, V words.
 """
@@ -37,16 +37,11 @@ _OURS = (".routers.", "encoder.centroids", "vocabulary", "encoder.version")
 def load_pretrained(
     model: nn.Module, path: str, option: str = "--pretrained", numbers: Tensor | None = None
 ) -> None:
-    """Start a model's encoder, and as far as it can its head, from what an option names. What that
-    does not have starts anew. Raises CheckpointError: files that are missing or damaged, another
-    family, sizes or words.
-
-    Args:
-        model: an :class:`~.encoder.EncoderOnlyModel` of the same sizes and words.
-        path: a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors`` (or
-            ``pytorch_model.bin``), or a checkpoint of ours or of fairseq's RoBERTa.
-        numbers: a folder's number of each of our words, int64 [V]; None: as its tokenizer says.
-    """
+    """Start the encoder of an :class:`~.encoder.EncoderOnlyModel`, and as far as it can its head,
+    from what an option names: a folder with ``config.json``, ``tokenizer.json`` and
+    ``model.safetensors`` (or ``pytorch_model.bin``), or a checkpoint. What that does not have
+    starts anew. ``numbers`` are a folder's of each of our words, int64 [V]; None: as its tokenizer
+    says. Raises CheckpointError: what is missing or damaged; another family, sizes or words."""
     mine = model.state_dict()
     if Path(path).is_file():
         loaded, new = _of_checkpoint(model, path, option)
@@ -137,10 +132,9 @@ def _of_folder(
 def folder_tensors(
     folder: str, option: str, words: Dictionary, args: Any, numbers: Tensor | None = None
 ) -> tuple[dict[str, Tensor], Namespace]:
-    """A folder's tensors by our names, with the rows of our words, and its configuration; raises
-    CheckpointError as :func:`load_pretrained` does, and takes ``numbers`` as that does. Embeddings
-    of token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it has none. What
-    ``args`` says must be as in the folder."""
+    """A folder's tensors by our names, with the rows of our words, and its configuration, which
+    must be as ``args`` says. Token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it
+    has none. Takes ``numbers`` and raises as :func:`load_pretrained` does."""
     path = Path(folder)
     config, options = read_config(path, option)
     if numbers is None:
@@ -225,14 +219,11 @@ def _tensors(path: Path, option: str) -> dict[str, Tensor]:
 def read_word_vectors(
     path: str, width: int, option: str, *, known: Container[str] = (), most: int | None = None
 ) -> tuple[list[str], Tensor]:
-    """Words of a file, each once, and their vectors, float32 [n, width]; of those that are known,
-    or all, in its first lines, or all.
-
-    A line is a word and its numbers, separated by spaces. Of a word that comes twice the first
-    counts. word2vec's first line, the numbers of words and of dimensions, is passed over. Raises
-    ValueError: no such file; a line that is no vector of this width, which the option says; no
-    word found; or numbers that are all the same.
-    """
+    """Words of a file, as GloVe, word2vec and fastText write them, each once, and their vectors,
+    float32 [n, width]; of those that are known, or all, in its first lines, or all. A line is a
+    word and its numbers; of a word that comes twice the first counts, and word2vec's first line,
+    two numbers, is passed over. Raises ValueError: no such file; a line that is no vector of this
+    width, which the option says; no word found; or numbers that are all the same."""
 
     def wrong(what: str, allowed: str) -> ValueError:
         return ValueError(f"--word-vectors is {path}: {what}; allowed: {allowed}")

@@ -1,19 +1,16 @@
 """The encoder of Cluster-Former (CF20 section 3): sliding windows, and clusters across them.
 
-Every window of a document begins with a copy of the question. Between layers, a document is the
-states of its tokens, each once, and of the question's copies, one for each window: by eq. 4
-q ceil(x / m) + x states. A copy sees its own window only, until a cluster layer takes all copies.
-Windows begin at each multiple of the stride that is a token, so the last may lie within the one
-before it.
+Every window begins with a copy of the question, which sees its own window only, until a cluster
+layer takes all copies. Between layers, a document is the states of its tokens, each once, and of
+the copies: by eq. 4 q ceil(x / m) + x states. Windows begin at each multiple of the stride that is
+a token, so the last may lie within the one before it. Padding follows a text.
 
-Shape letters: B batch, D width, N tokens of the longest document, Q of the longest question.
-V windows of the longest document, L tokens of a window (l in the paper), M stride (m). Padding
-follows a document or a question.
+Shape letters: B batch, D width, N tokens of the longest document, Q of the longest question,
+V windows of the longest document, L tokens of a window (l in the paper), M stride (m).
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +22,7 @@ from fairseq_clusterformer.attention import AttentionPlan, parse_layer
 from fairseq_clusterformer.clustering import Report
 
 from .encoder import ClusterformerEncoderLayer, EncoderOnlyModel
-from .stack import ClusteredStack, at_once_in, unpack
+from .stack import ClusteredStack, at_once_in
 
 
 class Reading(NamedTuple):
@@ -39,15 +36,10 @@ class Reading(NamedTuple):
 
 
 class ReaderModel(EncoderOnlyModel):
-    """What ``--task clusterformer_qa`` trains: an encoder of questions and documents, and heads.
+    """What ``--task clusterformer_qa`` trains: an encoder of questions and documents; heads."""
 
-    Attributes:
-        windows: of documents that it reads for a question, if no other number is asked for.
-        structure: how it is given a document's structure; None: it reads none.
-    """
-
-    windows = 10
-    structure: Any = None
+    windows = 10  # of documents that it reads for a question, if no other number is asked for
+    structure: Any = None  # how it is given a document's structure; None: it reads none
 
     def max_positions(self) -> None:
         """A document may have any number of tokens."""
@@ -75,19 +67,12 @@ def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx:
 class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     """RoBERTa's layers, most of them over windows, some across them.
 
-    A layer is a sliding-window layer (eq. 2 and 3), or one of ``cluster_layers``: that takes each
-    token once, and the question's states of every window (eq. 4), and puts them back where they
-    were (eq. 9). Positions are counted in each window anew.
-
-    Args:
-        args: fairseq's encoder's.
-        size, stride: L and M.
-        cluster_layers: their numbers, from 0; the first layer is none of them.
-        cluster_attention: a kind of attention; "window": these layers are sliding-window layers
-            too; "strided": they attend among the tokens that have the same place in their windows
-            (both CF20 section 4.3).
-        plan: its attention, for each of these layers.
-        token_types: 2: a question's tokens have another embedding than a document's; 0: none.
+    A layer is a sliding-window layer (eq. 2 and 3), or one of ``cluster_layers``, numbers from 1:
+    that takes each token once, and the question's states of every window (eq. 4), and puts them
+    back where they were (eq. 9). They attend as the plan says; where ``cluster_attention`` is
+    "window", they are sliding-window layers too; where it is "strided", tokens see those of the
+    same place in their windows (both CF20 section 4.3). Positions are counted in each window anew;
+    with two ``token_types`` a question's tokens have another embedding than a document's.
     """
 
     def __init__(
@@ -142,7 +127,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             return self.forward_embedding(rows, words)[0].unflatten(0, tokens.shape[:2])
 
         question, document = windows.through(self.layers[0], embedded)
-        by_layer: dict[int, list[Report]] = {}
+        reports: list[Report] = []
         for number, layer in enumerate(self.layers[1:], 1):
             if number not in self.cluster_layers:
                 cut = partial(windows.cut, question, document)
@@ -156,15 +141,13 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             else:  # eq. 5 to 8
                 states, *fields = layer(states.transpose(0, 1), windows.padding)
                 states = states.transpose(0, 1)
-                by_layer[id(layer)] = unpack(fields)
+                reports += self.reports_of(layer, fields)
             of_document = {"stride": windows.stride, "length": windows.length}
             question, document = put_back(states, windows=windows.number, **of_document)
         if self.layer_norm is not None:
             question, document = self.layer_norm(question), self.layer_norm(document)
-        if self.training:
-            self.observe(by_layer)
         padding = windows.question_padding, windows.document_padding
-        return Reading(question, document, *padding, [*chain(*by_layer.values())])
+        return Reading(question, document, *padding, reports)
 
     def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
         """The cluster of each token of one document, int64 [N], by number and label of a layer."""
@@ -190,18 +173,9 @@ def labelled(number: int, of: int, kind: str, clusters: Tensor) -> dict[tuple[in
 
 
 class Windows:
-    """The windows of a batch, and what of them is padding.
-
-    Args:
-        question_tokens, document_tokens: int64 [B, Q] and [B, N].
-        size, stride: L, and M, which is at most L.
-        padding_idx: of the dictionary.
-        at_once: tokens that a layer is given at once, see :class:`Rows`.
-
-    Attributes:
-        tokens: of each window with its question, int64 [B, V, Q + L].
-        padding: bool [B, V (Q + M)], of the sequence without overlaps.
-    """
+    """The windows, of size L and a stride M <= L, of questions, int64 [B, Q], and their documents,
+    int64 [B, N]: ``tokens``, of each window with its question, int64 [B, V, Q + L], and what is
+    ``padding`` in the sequence without overlaps, bool [B, V (Q + M)]; ``at_once`` as of `Rows`."""
 
     def __init__(
         self,
@@ -229,13 +203,9 @@ class Windows:
         self, layer: nn.Module, windows: Callable[[slice], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """A sliding-window layer: the question [B, V, Q, D] and the document [B, N, D], each token
-        with its mean over the windows that hold it (eq. 2 and 3); ``windows`` makes some of them,
-        [B, some of V, Q + L, D].
-
-        The paper adds two windows at a time; here the mean is over all that meet, which are more
-        than two where L > 2 M. Nothing is scattered, so sums are the same in every run on every
-        device.
-        """
+        with its mean over the windows that hold it (eq. 2 and 3; the paper adds two, but more meet
+        where L > 2 M); ``windows`` makes some of them, [B, some of V, Q + L, D]. Nothing is
+        scattered, so sums are the same in every run on every device."""
         questions, total, first = [], None, 0
         parts = -(-self.size // self.stride)
         for _, x in self._rows.through(layer, windows):
@@ -292,13 +262,9 @@ def put_back(states: Tensor, *, windows: int, stride: int, length: int) -> tuple
 
 
 class Rows:
-    """Rows that a layer attends within; those without a token are left out.
-
-    Args:
-        real: bool [B, R, T], True where a token stands.
-        at_once: tokens that a layer is given at once, or one of the R rows, if that has more;
-            None: all.
-    """
+    """R rows that a layer attends within, where ``real``, bool [B, R, T], says that tokens stand;
+    those without any are left out. A layer is given ``at_once`` so many tokens (None: all), or one
+    row that has more."""
 
     def __init__(self, real: Tensor, at_once: int | None = None):
         batch, number, length = real.shape

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import fairseq.modules
@@ -34,8 +35,6 @@ from .options import flagged
 
 # In tokens: a feed-forward block of 3,072 makes 50 MB of 4,096, and a GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 12, 1 << 16
-
-
 State = dict[str, Past | dict[str, Tensor | None]]  # of our modules and fairseq's, by their names
 
 
@@ -84,10 +83,8 @@ class SelfAttention(MultiheadAttention):
 
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam search's choice of hypotheses, int64 [new batch * beam]."""
-        past = self.get_incremental_state(incremental_state, "attention")
-        if past is not None:
-            past = past.reorder(new_order)
-            self.set_incremental_state(incremental_state, "attention", past)
+        if (past := self.get_incremental_state(incremental_state, "attention")) is not None:
+            self.set_incremental_state(incremental_state, "attention", past.reorder(new_order))
 
 
 class LayerForm(NamedTuple):
@@ -103,12 +100,10 @@ class LayerForm(NamedTuple):
 
     def give(self, module: nn.Module) -> None:
         """Norms and biases of this form, in a layer or a stack that fairseq has built."""
+        norm = RMSNorm if self.norm == "rms" else partial(nn.LayerNorm, bias=self.biases)
         for name, child in module.named_children():
-            if isinstance(child, nn.LayerNorm) and self.norm == "rms":
-                setattr(module, name, RMSNorm(child.normalized_shape, self.eps))
-            elif isinstance(child, nn.LayerNorm):
-                bias = self.biases
-                setattr(module, name, nn.LayerNorm(child.normalized_shape, self.eps, bias=bias))
+            if isinstance(child, nn.LayerNorm):
+                setattr(module, name, norm(child.normalized_shape, self.eps))
             elif isinstance(child, nn.Linear) and not self.biases:
                 child.bias = None
 
@@ -202,26 +197,28 @@ class ClusteredStack:
         """Every layer: in training, iterating over layers with LayerDrop leaves some out."""
         return self.layers.children()
 
-    def observe(self, by_layer: dict[int, list[Report]]) -> None:
-        """Let the kinds remember this batch: reports of the layers that ran, by their ``id``."""
-        for layer in self.all_layers():
-            if id(layer) in by_layer:
-                layer.self_attn.observe(by_layer[id(layer)])
+    def reports_of(self, layer: ClusteredLayer, fields: list[Tensor | None]) -> list[Report]:
+        """The reports of a layer that ran, of their fields in a flat list, which is all that an
+        activation checkpoint can return; in training, its kinds remember them."""
+        size = len(Report._fields)
+        reports = [Report(*fields[i : i + size]) for i in range(0, len(fields), size)]
+        if self.training:
+            layer.self_attn.observe(reports)
+        return reports
 
     def exchange(self) -> None:
-        """Let each worker remember what all have observed since the last update.
-
-        One all-gather for all layers; its size does not depend on LayerDrop. Idempotent: workers
-        exchange sums, and learners use only ratios.
-        """
+        """Let each worker remember what all have observed since the last update, by one all-gather
+        whose size does not depend on LayerDrop. Idempotent: workers exchange sums, and learners
+        use only ratios."""
         routers = [router for layer in self.all_layers() for router in layer.self_attn.routers]
-        learners = [router.learner for router in routers if router.learner is not None]
-        learners = [learner for learner in learners if learner.exchanges]
+        learners = [r.learner for r in routers if r.learner is not None and r.learner.exchanges]
         if not learners or workers() == 1:
             return
         pending = [learner.take() for learner in learners]
-        sizes = [len(observation) for observation in pending]
-        for everything in gather(torch.cat(pending)):
+        sizes, own = [*map(len, pending)], torch.cat(pending)
+        of_all = [torch.empty_like(own) for _ in range(workers())]
+        dist.all_gather(of_all, own)
+        for everything in of_all:
             for learner, observation in zip(learners, everything.split(sizes), strict=True):
                 learner.observe(observation)
 
@@ -278,21 +275,3 @@ def at_once_in(module: nn.Module, device: torch.device) -> int | None:
     if module.training or torch.is_grad_enabled():
         return None
     return AT_ONCE_CPU if device.type == "cpu" else AT_ONCE_GPU
-
-
-def pack(reports: list[Report]) -> list[Tensor | None]:
-    """The reports' fields in a flat list: what an activation checkpoint can return."""
-    return [field for report in reports for field in report]
-
-
-def unpack(fields: list[Tensor | None]) -> list[Report]:
-    """The inverse of :func:`pack`."""
-    size = len(Report._fields)
-    return [Report(*fields[j : j + size]) for j in range(0, len(fields), size)]
-
-
-def gather(tensor: Tensor) -> list[Tensor]:
-    """The tensor of each worker, in the order of their ranks."""
-    everyone = [torch.empty_like(tensor) for _ in range(workers())]
-    dist.all_gather(everyone, tensor)
-    return everyone
