@@ -264,8 +264,9 @@ def write(
     converted: Converted, out: Path, *, force: bool = False, recipe: dict | None = None
 ) -> None:
     """Write the checkpoint and the report, and of a bundle what its text needs, into a folder that
-    is complete or not there at all. ``recipe`` is what :func:`~fairseq_clusterformer.outputs.written`
-    tells later. Raises UserError: ``out`` is there or cannot be written."""
+    is complete or not there at all. ``recipe`` is what
+    :func:`~fairseq_clusterformer.outputs.written` tells later. Raises UserError: ``out`` is there
+    or cannot be written."""
     loaded, arch = converted.loaded, converted.loaded.cfg.model._name
     report = {"made by": {"fairseq_clusterformer": __version__}, "checkpoint": str(loaded.path)}
     report |= {"arch": arch, "attention": converted.specs, "near": converted.near}

@@ -186,8 +186,9 @@ class ClusterformerReader(ReaderModel):
     def forward(
         self, question_tokens: Tensor, document_tokens: Tensor, text_mask: Tensor | None = None
     ) -> tuple[AnswerLogits, dict[str, Any]]:
-        """Answer questions from a document each, see :meth:`ReaderEncoder.forward`; ``text_mask`` as
-        of :meth:`starts_and_text`. Returns logits, and the ``reading`` and ``reports`` behind."""
+        """Answer questions from a document each, see :meth:`ReaderEncoder.forward`; ``text_mask``
+        as of :meth:`starts_and_text`. Returns logits, and the ``reading`` and ``reports``
+        behind."""
         reading = self.encoder(question_tokens, document_tokens)
         starts, text = self.starts_and_text(document_tokens, text_mask)
         extra = {"reading": reading, "reports": {"encoder": reading.reports}}
