@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import chosen, join, joint_attention
-from ..kernels.cpu import step
+from ..kernels import chosen, cpu, join, joint_attention
 from ..precision import at_least_float32
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
@@ -170,7 +169,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
             given |= {"own": True, "own_bias": rule.own_bias}
         if near is not None:
             given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
-        return step.step(heads.q, **given), replace(stores, others=others)
+        return cpu.step(heads.q, **given), replace(stores, others=others)
 
     def store() -> None:
         new = entries.unflatten(1, (groups, -1)).transpose(2, 3)  # [B, G, 1, J / G, C]
@@ -229,7 +228,7 @@ def _in_cpp(
     kept = stores.rings.kept, sinks, None if near is None else near.kept
     if any(t is not None and t.dtype != q.dtype for t in kept):
         return None
-    if chosen(seen.tokens.impl, q) != "cpu" or not step.can_step(q):
+    if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):
         return None
     given, others = {} if sinks is None else {"sinks": sinks}, []
     for other, kept in zip(seen.others, stores.others or [None] * len(seen.others), strict=True):

@@ -151,7 +151,7 @@ class Other(ABC):
         """
 
     def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
-        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step.step` by which that function
+        """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step` by which that function
         attends to it and changes what is kept; None: it does not know how."""
         return None
 

@@ -1,8 +1,6 @@
 """The functions that attend: which kernel does, its calls under one softmax, in autograd and as an
-operator for ``torch.compile``.
-
-Shape letters: B batch, H heads, G groups of them, N tokens, E head width.
-"""
+operator for ``torch.compile``. Shape letters: B batch, H heads, G groups of them, N tokens, E head
+width."""
 
 import logging
 from collections.abc import Sequence
@@ -15,9 +13,8 @@ from torch import Tensor
 from ..precision import at_least_float32, autocast_off
 from .blocks import Blocks
 from .cpu import Cpu
-from .kernel import Carry, Kernel, drawn, empty_like
-from .layout import TENSORS, Call, Layout, Own, new_seed, validate
-from .reference import Reference
+from .kernel import Carry, Kernel, Reference, empty_like
+from .layout import TENSORS, Call, Layout, Own, validate
 from .triton import Triton
 
 logger = logging.getLogger(__name__)
@@ -68,12 +65,9 @@ def ranged_attention(
     """Attend each query to the keys in its range, with logits ``q . k / sqrt(E) + key_bias``.
 
     Args:
-        q: queries in token order, floating point [B, H, N, E]; need not be contiguous.
-        k: keys, the same shape, dtype and device.
-        v: values, the same.
+        q, k, v: in token order, floating point [B, H, N, E], alike; need not be contiguous.
         layout: orders and ranges; its G must be 1 or H.
-        key_bias: added to the logits of each key, [B, 1 or H, N] in token order; None: the
-            layout's own, if it has one.
+        key_bias: of each key, [B, 1 or H, N] in token order; None: the layout's own, if any.
         dropout: probability of dropping an attention weight (the others are scaled up).
         impl: "auto" or one of ``IMPLEMENTATIONS``. Only reference attends by
             ``layout.earlier_only``, and "auto" takes it there.
@@ -84,8 +78,7 @@ def ranged_attention(
         are differentiable with respect to q, k and key_bias, and the first also to v.
 
     Raises:
-        ValueError: an unknown ``impl``, or one that cannot attend this; tensors that do not fit
-            each other or the layout.
+        ValueError: an unknown ``impl``, or one that cannot attend this; tensors that do not fit.
     """
     if key_bias is not None:
         if layout.key_bias is not None:
@@ -105,30 +98,25 @@ def joint_attention(
     impl: str = "auto",
     wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend each query to the keys in its ranges of some layouts, and to its own key. What two
-    of them show it counts twice. It equals joining the results of each, with less memory.
-
-    Args:
-        q, k, v, dropout, impl: see :func:`ranged_attention`.
-        layouts: one or more, with their biases of keys.
-        wide: compute in float32 at least, and return that. What the backward pass needs is kept
-            as it was given.
-
-    Returns:
-        See :func:`.kernel.join`; the log-sum-exp is -inf where nothing was seen. Both have
-        gradients.
-    """
-    calls = [Call(q, k, v, one.key_bias, new_seed(q, dropout), one, dropout) for one in layouts]
-    for call in calls:
-        validate(call)
+    """Attend as :func:`ranged_attention` to the keys in ranges of one or more layouts, with their
+    biases, and to each query's own. What two of them show counts twice. It equals joining the
+    results of each, with less memory. ``wide``: compute in float32 at least, and return that; what
+    the backward pass needs is kept as it was given."""
+    calls, seed = [], None
+    for layout in layouts:
+        if dropout > 0.0:  # on the device, so that a CUDA graph draws anew
+            seed = torch.randint(1 << 62, (), device=q.device)
+        calls.append(Call(q, k, v, layout.key_bias, seed, layout, dropout))
+        validate(calls[-1])
     if own is not None:
-        own = own._replace(drops=drawn(at_least_float32(q[..., 0].detach()), dropout))
+        if dropout > 0.0:
+            drops = torch.empty_like(at_least_float32(q[..., 0].detach()))
+            own = own._replace(drops=drops.bernoulli_(1 - dropout).div_(1 - dropout))
         calls[0] = calls[0]._replace(own=own)
     if any(layout.earlier_only for layout in layouts):
         if impl not in ("auto", "reference"):
-            raise ValueError(
-                f"the rule is leaking-chunk, and the kernel is {impl}; allowed: auto, reference"
-            )
+            problem = f"the rule is leaking-chunk, and the kernel is {impl}"
+            raise ValueError(f"{problem}; allowed: auto, reference")
         impl = "reference"
     # A CPU's kernels go on from an output in q's precision: of several, it would be rounded.
     computed_wide = wide or (q.is_cpu and (len(layouts) > 1 or own is not None))
@@ -151,7 +139,6 @@ def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:
 
 
 def _widened(calls: list[Call], wide: bool) -> list[Call]:
-    """The calls, of q, k and v in float32 or more if they are wide."""
     if not wide:
         return calls
     q, k, v = map(at_least_float32, calls[0][:3])

@@ -50,12 +50,10 @@ class _Plan:
         self.keys = self._side(layout.key_order, layout.num_keys)
         # An empty range becomes one at 0.
         empty = layout.hi <= layout.lo
-        self.lo, self.hi = (self._tiled(x.masked_fill(empty, 0)) for x in (layout.lo, layout.hi))
-
-    def _tiled(self, x: Tensor) -> Tensor:
-        """[B or 1, G or 1, slots] to [R * tiles, T], filled up with 0."""
-        x = pad(x, (0, -x.size(-1) % self.tile))
-        return x.expand(*self.rows, -1).reshape(-1, self.tile)
+        bounds = (x.masked_fill(empty, 0) for x in (layout.lo, layout.hi))
+        # [B or 1, G or 1, slots] to [R * tiles, T], filled up with 0.
+        bounds = (pad(x, (0, -x.size(-1) % self.tile)).expand(*self.rows, -1) for x in bounds)
+        self.lo, self.hi = (x.reshape(-1, self.tile) for x in bounds)
 
     def _side(self, order: Tensor | None, count: Tensor | None) -> _Side:
         batch, heads, length, _ = self.call.q.shape
@@ -90,10 +88,9 @@ class _Plan:
         return out.view(batch, length, heads, width).transpose(1, 2)
 
     def groups(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """Query tiles by how many key tiles they see, n or fewer; cut where a group grows too
-        large. Yields the numbers of query tiles [c * h] and of the key tiles that these see
-        [c * h * n], which keys are hidden, bool [c, 1, T, n * T], and what dropout multiplies
-        weights [c * h, T, n * T] by."""
+        """Query tiles by how many key tiles they see, n or fewer. Yields the numbers of query
+        tiles [c * h] and of the key tiles that these see [c * h * n], which keys are hidden, bool
+        [c, 1, T, n * T], and what dropout multiplies weights [c * h, T, n * T] by."""
         call, tile, heads = self.call, self.tile, self.heads
         rows, device = math.prod(self.rows), self.lo.device
         query_tiles, key_tiles = (
@@ -209,6 +206,4 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
 
 
 class Blocks(OneByOne):
-    """See :class:`.kernel.Kernel`."""
-
     attend, gradients = staticmethod(_forward), staticmethod(_backward)

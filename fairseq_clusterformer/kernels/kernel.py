@@ -1,14 +1,14 @@
-"""What a kernel is, and the softmax that its calls add to.
+"""What a kernel is, the softmax that its calls add to, and the reference.
 
 Several layouts, and each query's own key, share one softmax: a call goes on from the
 :class:`Carry` that the call before it returned. The backward pass of each call takes the carry of
 all: a weight is exp(logit - log-sum-exp), and the gradient of its logit is
-weight * (d_out . v - d_out . out), of the whole softmax. So the output of one layout alone is
-needed no longer than it takes to add it.
+weight * (d_out . v - d_out . out), of the whole softmax.
 
-Shape letters: B batch, H heads, N tokens, E head width.
+Shape letters: B batch, H heads, N tokens, M key slots, E head width.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -58,7 +58,6 @@ class Kernel(Protocol):
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
         """Attend, and add to what calls before it have seen; their carry may be overwritten."""
-        ...
 
     #: returns the gradients of a call, from those of the output and of the log-sum-exp (None: it
     #: has none) of the carry of all calls, and from that; those of q, k and v that are given last
@@ -71,7 +70,7 @@ class Kernel(Protocol):
 class OneByOne(Kernel):
     """A kernel that attends one layout at a time; PyTorch adds its results up, and the own key."""
 
-    #: the output and the log-sum-exp of a call, and what ``backward`` returns, without its own key
+    #: the output and the log-sum-exp of a call, and its gradients, without its own key
     attend: Callable[[Call], tuple[Tensor, Tensor]]
     gradients: Callable[[Call, Tensor, Tensor | None, Carry], Gradients]
 
@@ -89,6 +88,19 @@ class OneByOne(Kernel):
         return found
 
 
+class Reference(Kernel):
+    """By a dense mask, in plain PyTorch, which autograd and ``torch.compile`` follow: what other
+    kernels are held to. Memory O(N * M)."""
+
+    backward = None
+
+    def forward(self, call: Call, carry: Carry | None = None) -> Carry:
+        parts = [_attend_densely(call)] if carry is None else [carry[:2], _attend_densely(call)]
+        if call.own is not None:
+            parts.append(attend_own(*call[:3], call.own))
+        return Carry(*join(parts))
+
+
 def empty_like(x: Tensor) -> Tensor:
     """New memory of x's shape [B, H, N, E], with the heads of a token next to each other."""
     batch, heads, length, width = x.shape
@@ -98,13 +110,9 @@ def empty_like(x: Tensor) -> Tensor:
 def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Join several attentions of the same queries into one softmax over all that they saw.
 
-    Args:
-        parts: results [..., E] and their log-sum-exp [...], as ``ranged_attention`` returns them;
-            -inf where nothing was seen.
-
-    Returns:
-        The same of all parts together, computed in at least float32, the result in the dtype of
-        the first; 0 and about -inf (the least finite number) where none saw anything.
+    Parts are results [..., E] and their log-sum-exp [...], as ``ranged_attention`` returns them.
+    Returned is the same of all, computed in at least float32, the result in the dtype of the
+    first; 0 and about -inf (the least finite number) where none saw anything.
     """
     if len(parts) == 1:
         return parts[0]
@@ -126,13 +134,6 @@ def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tenso
     return v if own.drops is None else v * own.drops.unsqueeze(-1).to(v.dtype), lse
 
 
-def drawn(like: Tensor, dropout: float) -> Tensor | None:
-    """What dropout multiplies weights by; None: there is none."""
-    if dropout == 0.0:
-        return None
-    return torch.empty_like(like).bernoulli_(1 - dropout).div_(1 - dropout)
-
-
 def _own_logits(q: Tensor, k: Tensor, own: Own) -> Tensor:
     logits = _dot(q, k) * q.size(-1) ** -0.5 + own.bias
     return logits if own.hidden is None else logits.masked_fill(own.hidden, -torch.inf)
@@ -140,10 +141,8 @@ def _own_logits(q: Tensor, k: Tensor, own: Own) -> Tensor:
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     """Inner products [B, H, N] in at least float32; products of one head exist at a time."""
-    pairs = zip(x.unbind(1), y.unbind(1), strict=True)
-    return torch.stack(
-        [(at_least_float32(a) * at_least_float32(b)).sum(-1) for a, b in pairs], dim=1
-    )
+    heads = (map(at_least_float32, pair) for pair in zip(x.unbind(1), y.unbind(1), strict=True))
+    return torch.stack([(a * b).sum(-1) for a, b in heads], dim=1)
 
 
 def _of_own(
@@ -165,3 +164,52 @@ def _of_own(
         d_logit = d_logit.masked_fill_(own.hidden, 0.0)
     d_logit = d_logit.unsqueeze(-1)
     return k * d_logit, q * d_logit, d_out * dropped.unsqueeze(-1)
+
+
+def _attend_densely(call: Call) -> tuple[Tensor, Tensor]:
+    key_bias, layout, dropout = call.key_bias, call.layout, call.dropout
+    batch, heads, length, width = call.q.shape
+    q, k, v = map(at_least_float32, call[:3])
+
+    # The token at each slot, [B, H, N] and [B, H, M].
+    tokens = torch.arange(length, device=q.device).view(1, 1, length)
+    query_order, key_order = (
+        (tokens if order is None else order).expand(batch, heads, -1)
+        for order in (layout.query_order, layout.key_order)
+    )
+    q = _in_slots(q, query_order, layout.num_queries)
+    k, v = (_in_slots(x, key_order, layout.num_keys) for x in (k, v))
+
+    logits = q @ k.transpose(-1, -2) / math.sqrt(width)  # [B, H, N, M]
+    if key_bias is not None:
+        bias = key_bias.to(q.dtype).expand(batch, heads, length).unsqueeze(-1)
+        # Kernels have logits in units of log 2, where the least finite number is -inf.
+        bias = bias.masked_fill(torch.isneginf(bias * LOG2_E), -math.inf)
+        # [B, H, M, 1] to [B, H, 1, M]: the same for each query
+        logits = logits + _in_slots(bias, key_order, layout.num_keys).mT
+
+    slot = torch.arange(key_order.size(-1), device=q.device)
+    seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
+    if layout.earlier_only:
+        seen = seen & (key_order.unsqueeze(-2) <= query_order.unsqueeze(-1))
+    logits = logits.masked_fill(~seen, -math.inf)
+
+    # Where no key has a weight, the result is 0, and no gradient passes.
+    none_seen = torch.isneginf(logits).all(-1, keepdim=True)
+    logits = logits.masked_fill(none_seen, 0.0)
+    lse = torch.logsumexp(logits, dim=-1).masked_fill(none_seen.squeeze(-1), -math.inf)
+    weights = torch.softmax(logits, dim=-1).masked_fill(none_seen, 0.0)
+    out = torch.nn.functional.dropout(weights, dropout) @ v
+
+    restore = query_order.argsort(-1)  # the slot of each token
+    return _in_slots(out, restore).to(call.q.dtype), lse.gather(-1, restore)
+
+
+def _in_slots(x: Tensor, order: Tensor, count: Tensor | None = None) -> Tensor:
+    """Rows of x [B, H, *, E] in an order [B, H, n]; slots from ``count`` on hold no token, and
+    become 0, whatever stands in memory."""
+    x = x.gather(2, order.unsqueeze(-1).expand(-1, -1, -1, x.size(-1)))
+    if count is None:
+        return x
+    unused = torch.arange(x.size(2), device=x.device) >= count.unsqueeze(-1)
+    return x.masked_fill(unused.unsqueeze(-1), 0.0)

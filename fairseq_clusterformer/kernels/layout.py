@@ -1,7 +1,5 @@
-"""The layout of an attention: orders of queries and keys, and a range of keys for each query.
-
-It is all that a kernel knows: not why an order was chosen, nor what is causal or padding.
-"""
+"""The layout of an attention: orders of queries and keys, and a range of keys for each query. A
+kernel does not know why an order was chosen, nor what is causal or padding."""
 
 import os
 from dataclasses import dataclass
@@ -17,18 +15,15 @@ class Layout:
     """Orders and ranges of one attention.
 
     Attributes:
-        lo: first key slot that a query slot sees, int64 [B, G, N].
-        hi: one past the last key slot, int64 [B, G, N]; ``hi <= lo`` sees nothing. ``lo`` and
-            ``hi`` are non-decreasing within a run of query slots, which lets neighbouring
-            queries share blocks of keys; any ranges with 0 <= lo and hi <= M are correct, runs
-            are what is fast.
+        lo, hi: first key slot that a query slot sees, and one past the last, int64 [B, G, N];
+            ``hi <= lo`` sees nothing. Any with 0 <= lo and hi <= M are correct; what is fast are
+            runs of query slots in which both do not decrease, for neighbours share keys then.
         query_order: token at each query slot, int64 [B, G, N], a permutation; None: identity.
         key_order: token at each key slot, int64 [B, G, M]; None: identity (then M = N). With
             M = N it is a permutation; with any other M a token may stand in several slots, or
             in none.
-        num_queries: query slots that hold a real token, int64 [B, G], the first ones of each
-            row; None: all of them.
-        num_keys: the same for key slots.
+        num_queries, num_keys: slots that hold a real token, the first ones of each row, int64 [B,
+            G]; None: all of them.
         key_bias: added to the logits of a key, floating point [B, G, N] in token order.
         earlier_only: besides the ranges, hide keys whose token stands after the query's
             (CF22 eq. 13). Only for comparison: the ranges themselves may depend on later tokens.
@@ -100,7 +95,8 @@ class Call(NamedTuple):
     k: Tensor
     v: Tensor
     key_bias: Tensor | None  # [B, 1 or H, N]
-    seed: Tensor | None  # names the masks of dropout; None: there is none
+    #: names the masks of dropout, which the backward pass draws again; None: there are none
+    seed: Tensor | None
     layout: Layout
     dropout: float
     own: Own | None = None  # each query's own key, besides the layout
@@ -110,23 +106,10 @@ TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
 """Layout's first fields: orders and ranges, without a bias."""
 
 
-def new_seed(q: Tensor, dropout: float) -> Tensor | None:
-    """One number names a call's dropout masks: the backward pass and activation checkpoints draw
-    them again. It stays on the device, so that a CUDA graph draws anew."""
-    return torch.randint(1 << 62, (), device=q.device) if dropout > 0.0 else None
-
-
 def sort_by_cluster(clusters: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
-    """Tokens by cluster, then by position: exact and stable, whatever sorts them. On a CPU that is
-    numpy's radix sort of up to 32,768 clusters, else torch's sort, which torch.compile traces.
-
-    Args:
-        clusters: int64 [..., N] in [0, K).
-        num_clusters: K.
-
-    Returns:
-        The token at each slot, and ``cluster * N + token`` of each slot; int64 [..., N].
-    """
+    """Tokens by cluster, int64 [..., N] in [0, K), then by position: exact and stable. Returns the
+    token at each slot, and ``cluster * N + token`` of each slot; int64 [..., N]. On a CPU it is
+    numpy's radix sort of up to 32,768 clusters, else torch's sort, which torch.compile traces."""
     length, traced = clusters.size(-1), torch.compiler.is_compiling()
     if clusters.is_cpu and num_clusters <= 1 << 15 and not traced:  # of 16 bits: radix, stable
         numbers = clusters.to(torch.int16).numpy()

@@ -7,8 +7,8 @@ import torch
 
 from fairseq_clusterformer.attention import Round
 from fairseq_clusterformer.attention.past import each, tensors
+from fairseq_clusterformer.kernels import cpu as of_cpu
 from fairseq_clusterformer.kernels.cpu import library
-from fairseq_clusterformer.kernels.cpu import step as of_cpu
 from tests.kinds import WIDTH, build, every_causal_kind
 
 BATCH, STEPS = 3, 40

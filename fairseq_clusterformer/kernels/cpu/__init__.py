@@ -1,12 +1,8 @@
-"""Ranged attention in C++ for CPUs: fused, forward and backward; ``attention.cpp`` has the method.
+"""Ranged attention in C++ for CPUs: ``attention.cpp``, fused, forward and backward, and
+``step.cpp``, one token in decoding. Results do not depend on the number of threads.
 
-Beyond its inputs and outputs it takes the keys' gradients in float32 for the rows and heads at
-work. Results do not depend on the number of threads.
-
-This folder has all C++ of the project, since it shares registers, scores and the build.
-``attention`` attends and ``step`` decodes. ``shares`` assigns tokens to clusters, and is called by
-``clustering/shares.py``; ``scouts`` computes what the loss of the kind ``taught`` needs, and is
-called by ``attention/kinds/taught/scouts.py``.
+This folder has all C++ of the project, since it shares registers, scores and the build: ``shares``
+is for ``clustering/shares.py``, and ``scouts`` for ``attention/kinds/taught/scouts.py``.
 """
 
 import math
@@ -18,11 +14,11 @@ from torch import Tensor
 from ...precision import at_least_float32
 from ..kernel import LOG2_E, Carry, Gradients, Kernel, empty_like
 from ..layout import TENSORS, Call
-from .library import run, why_missing
+from .library import can_run, run, why_missing
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """x as the kernel reads it: in float32 or float64, the last dimension with stride 1."""
+    """In float32 or float64, the last dimension with stride 1."""
     x = at_least_float32(x)
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -50,8 +46,6 @@ def _run(direction: str, given: dict[str, Any], **results: Tensor | None) -> Non
 
 
 class Cpu(Kernel):
-    """See :class:`..kernel.Kernel`."""
-
     def obstacle(self, q: Tensor) -> tuple[str, str] | None:
         if q.device.type != "cpu":
             problem = f"the kernel is cpu, and q is on {q.device}"
@@ -80,3 +74,48 @@ class Cpu(Kernel):
         if d_bias is not None:
             d_bias = d_bias.sum_to_size(call.key_bias.shape).to(call.key_bias.dtype)
         return Gradients(*found, d_bias)
+
+
+#: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it
+_SIZES = {
+    "batch": ("q", 0),
+    "heads": ("q", 1),
+    "width": ("q", 3),
+    "groups": ("kept", 1),
+    "window": ("kept", -2),
+    "entry_width": ("kept", -1),
+    "query_groups": ("read", 1),
+    "layouts": ("read", 2),
+    "probes": ("read", 3),
+    "room": ("near", -2),
+    "number_of_sinks": ("sinks", -2),
+    "chunks": ("sums", 2),
+    "clusters": ("sums", 3),
+    "looks": ("looked_into", 2),
+}
+
+
+def can_step(q: Tensor) -> bool:
+    """Whether there is a library for such queries; widths are no constants there."""
+    return can_run("step", q, width=0)
+
+
+def step(q: Tensor, **given: Any) -> Tensor:
+    """Values [B, H, 1, E] that queries [B, H, 1, E] attend to; states are changed in place.
+    ``given`` are the fields of ``step.cpp``'s struct but sizes; dimensions of length 1 may stand
+    between, and J be divided into G groups. All floating point is float32, or float64. Raises
+    ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
+    given |= {"q": q, "out": q.new_empty(q.shape)}
+    for name in ("kept", "seen", "near", "near_ring", "sums"):  # which are changed
+        if name in given and not given[name].is_contiguous():
+            raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
+    for name in ("read", "written", "looked_into", "cluster"):  # which are places in memory
+        if name in given and (given[name].dtype, len(given[name])) != (torch.long, len(q)):
+            shape = f"{given[name].dtype} {list(given[name].shape)}"
+            raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {len(q)}")
+    sizes = {size: given[of].size(dim) for size, (of, dim) in _SIZES.items() if of in given}
+    sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
+    # In memory until the end, each as the pointer to it says.
+    given = {n: x.contiguous() if isinstance(x, Tensor) else x for n, x in given.items()}
+    run("step", "step", q.dtype, 0, **sizes, **given)
+    return given["out"]

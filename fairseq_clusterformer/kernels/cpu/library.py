@@ -1,11 +1,8 @@
-"""The compiled kernels: each built on first use, and kept where PyTorch keeps its extensions.
-
-That is ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``: in it, a folder that
-nobody else may write to. The compiler is ``$CXX``, by default ``c++``. It needs OpenMP, and no
-headers of PyTorch. There is one library for each source, type of number and width of rows (of
-``step``, for all widths): lengths of loops are known then.
-
-Each function takes a pointer to the struct of its source, which the library itself describes.
+"""The compiled kernels: each built on first use, and kept in a folder that nobody else may write
+to, in ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``. The compiler is
+``$CXX``, by default ``c++``; it needs OpenMP, and no headers of PyTorch. There is one library for
+each source, type of number and width of rows (of ``step``, for all widths): lengths of loops are
+known then. Each function takes a pointer to the struct of its source, which the library describes.
 """
 
 import ctypes

@@ -13,8 +13,6 @@ WIDEST = 256
 
 
 class Triton(OneByOne):
-    """See :class:`..kernel.Kernel`."""
-
     def obstacle(self, q: Tensor) -> tuple[str, str] | None:
         try:
             import triton

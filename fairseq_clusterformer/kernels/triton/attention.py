@@ -251,7 +251,6 @@ def _spans(
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """See :meth:`..kernel.OneByOne.attend`."""
     q, out = call.q, empty_like(call.q)
     lse = at_least_float32(q.new_empty(q.shape[:3]))
     with torch.cuda.device_of(q):  # the backward pass is run on its tensors' device anyway
@@ -260,7 +259,6 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> Gradients:
-    """See :meth:`..kernel.OneByOne.gradients`."""
     q, key_bias, layout, lse = call.q, call.key_bias, call.layout, carry.lse
     batch, heads, length, width = q.shape
     shared, slots = arguments(call), layout.slots
