@@ -1,8 +1,6 @@
-"""The one door to the kernels: what queries attend to, and what is kept behind them.
-
-Several tokens are attended by layouts of a text, kept keys in front of them. One more token of
-each row is attended from the stores as they stand: sorting a text for it would take longer than
-all else.
+"""The one door to the kernels: what queries attend to, and what is kept behind them. Several
+tokens are attended by layouts of a text, kept keys in front of them; one more token of each row
+from the stores as they stand: to sort a text for it would take longer than all else.
 
 Shape letters: N new tokens, M kept keys, C numbers of an entry.
 """
@@ -28,15 +26,8 @@ from .tokens import Assignment, Tokens, for_each
 def attend(
     heads: QKV, seen: Seen, rule: Rule, stores: Stores | None
 ) -> tuple[Tensor, Stores | None]:
-    """Values [B, H, N, E] that new tokens attend to, and what is kept behind them.
-
-    Args:
-        heads: of the new tokens.
-        seen: what they see.
-        rule: of their kind.
-        stores: what was kept of the tokens before, which is used up; None: nothing was, and
-            nothing will be.
-    """
+    """Values [B, H, N, E] that new tokens attend to, and what is kept behind them. ``stores`` are
+    of the tokens before, and are used up; None: nothing was kept, and nothing will be."""
     if seen.sight is None:
         return _one(heads, seen, rule, stores)
     text, sight, past, beyond = seen.text, seen.sight, seen.text.past, rule.beyond(seen.tokens)
@@ -105,9 +96,9 @@ def _entries(heads: QKV, assignment: Assignment) -> Tensor:
 
 def _sinks(entries: Tensor, tokens: Tokens, rule: Rule, stores: Stores) -> Tensor | None:
     """Those behind new tokens of these entries."""
-    if not rule.sinks:
-        return None
     number, kept = rule.sinks, stores.sinks
+    if not number:
+        return None
     if kept is None:
         kept = entries.new_zeros(*entries.shape[:2], number, entries.size(-1))
     place = tokens.positions.clamp(max=number)
@@ -121,7 +112,6 @@ def _sinks(entries: Tensor, tokens: Tokens, rule: Rule, stores: Stores) -> Tenso
 def _behind(
     heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
 ) -> Stores:
-    """The stores behind several tokens."""
     text, near, entries = seen.text, None, _entries(heads, seen.assignment)
     sinks = _sinks(entries, seen.tokens, rule, stores)
     if text.past:

@@ -56,10 +56,10 @@ class Convolved:
 
 
 def check_divides(number: int, of: str, whole: int, what: str) -> None:
-    """Refuse parts that are not equal. Raises ValueError: the number does not divide the whole."""
+    """Raises ValueError: the number does not divide the whole."""
     if number < 1 or whole % number:
-        allowed = f"a number that divides {whole}"
-        raise ValueError(f"{what} do not divide among {number} {of}; allowed: {allowed}")
+        problem = f"{what} do not divide among {number} {of}"
+        raise ValueError(f"{problem}; allowed: a number that divides {whole}")
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,14 @@ class ProjectedHeads(nn.Module):
         self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, form.qk_norm) for name in normed})
         sizes = (num_heads, self.head_dim, embed_dim)
         self.relative = RelativePositions(*sizes) if form.relative else None
-        width, channels = form.short_convolution, zip("qkv", (q_dim, kv_dim, kv_dim), strict=True)
-        self.convolutions = nn.ModuleDict(
-            {name: ShortConvolution(c, width, causal=causal) for name, c in channels if width}
-        )
-        if form.copying_start and (not causal or width < 3):
-            problem = f"a short convolution of {width}" if causal else "not causal"
-            allowed = "causal, with a short convolution of 3 or more"
-            raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
+        self.convolutions, width = nn.ModuleDict(), form.short_convolution
+        for name, channels in (("q", q_dim), ("k", kv_dim), ("v", kv_dim)) if width else ():
+            self.convolutions[name] = ShortConvolution(channels, width, causal=causal)
         if form.copying_start:
+            if not causal or width < 3:
+                problem = f"a short convolution of {width}" if causal else "not causal"
+                allowed = "causal, with a short convolution of 3 or more"
+                raise ValueError(f"a copying start, {problem}; allowed: {allowed}")
             start_copying(self)
 
     def split(self, name: str, x: Tensor) -> Tensor:
@@ -126,14 +125,9 @@ class ProjectedHeads(nn.Module):
     def project(
         self, x: Tensor, around: Convolved, exactly: slice | None = None, constant: bool = False
     ) -> Projected:
-        """Queries, keys and values of all heads, without positions.
-
-        Args:
-            x: [B, N, D].
-            around: of x.
-            exactly: heads whose queries and keys are also needed in full float32.
-            constant: whether keys and values are also needed of x without its gradient.
-        """
+        """Queries, keys and values of all heads of x [B, N, D], without positions. ``exactly``:
+        heads whose queries and keys are also needed in full float32; ``constant``: whether keys
+        and values are also needed of x without its gradient."""
         q, k, v = (self._heads(name, x, around) for name in "qkv")
         exact = kept = None
         if exactly is not None and not is_exact(q):
@@ -191,15 +185,15 @@ class ProjectedHeads(nn.Module):
 
 @torch.no_grad()
 def start_copying(attention: ProjectedHeads) -> None:
-    """Begin as heads that copy: a query looks for earlier places where its own token and the
-    one before stood, and adds half of what came next there to the residual stream.
+    """Begin as heads that copy (mimetic initialisation, Trockman and Kolter 2023): a query looks
+    for earlier places where its own token and the one before stood, and adds half of what came
+    next there to the residual stream. From random projections, training finds such heads
+    (induction heads, Olsson et al. 2022) late and by chance.
 
     W_q is a copy of W_k. The key convolution is shifted back by one token. W_o is the transpose
-    of W_v (with shared heads, divided by the heads that share it). From random projections,
-    training finds such heads (induction heads, Olsson et al. 2022) late and by
-    chance. To begin near what training finds is mimetic initialisation (Trockman and Kolter
-    2023). Rotary positions weaken it. So do kinds that put a key into the cluster of its own
-    token, not of the one before: those that cluster the layer's input, lsh and routing.
+    of W_v (with shared heads, divided by the heads that share it). Rotary positions weaken it. So
+    do kinds that put a key into the cluster of its own token, not of the one before: those that
+    cluster the layer's input, lsh and routing.
     """
     shape = attention.num_heads // attention.kv_heads, attention.head_dim, attention.embed_dim
 

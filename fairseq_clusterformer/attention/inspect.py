@@ -12,16 +12,16 @@ from .kind import LAST_RESORT, Kind, Seen
 
 
 def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
-    """Run a model, and return the cluster of each token in each layer that clusters.
+    """Run a model once, and return the cluster of each token in each layer that clusters.
 
     Args:
         model: any module with routers in it; call ``eval()`` first, or dropout has a say.
-        inputs, named_inputs: of ``model``, which is called once.
+        inputs, named_inputs: of ``model``.
 
     Returns:
-        The clusters of the queries, int64 [B, G, N] on the CPU, for each router that clusters.
-        Keys are the routers' names in ``model``, such as ``decoder.layers.0.self_attn.routers.1``,
-        in the order in which they ran. Empty if nothing clusters.
+        The clusters of the queries, int64 [B, G, N] on the CPU, for each router that clusters, by
+        its name in ``model``, such as ``decoder.layers.0.self_attn.routers.1``, in the order in
+        which they ran.
 
     Raises:
         ValueError: a router ran more than once (a model that reads two texts, one by one).
@@ -31,16 +31,10 @@ def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tenso
 
 
 def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
-    """Run a model, and return which tokens each query sees, in each group of heads; arguments,
-    names and errors as of :func:`token_clusters`.
-
-    Takes N x N of memory: for texts of some thousand tokens.
-
-    Returns:
-        Which key (the last dimension) each query sees, bool [B, G, N, N], for each router; B and G
-        are 1 where all rows or heads agree. A key that counts only where nothing else is seen is
-        seen by such a query alone. The mean of a cluster is no key.
-    """
+    """As :func:`token_clusters`, of each router which key (the last dimension) each query sees,
+    bool [B, G, N, N]; B and G are 1 where all rows or heads agree. It takes N x N of memory. A key
+    that counts only where nothing else is seen is seen by such a query alone. The mean of a
+    cluster is no key."""
     return _of_routers(_seen_by_any, model, *inputs, **named_inputs)
 
 
@@ -64,7 +58,6 @@ def seen_keys(layout: Layout) -> Tensor:
 
 
 def _seen_by_any(found: Seen) -> Tensor:
-    """What a query sees by the layouts and as its own key."""
     sight = found.sight
     seen = torch.stack(torch.broadcast_tensors(*map(seen_keys, sight.layouts))).any(0)
     if (own := sight.own) is None:

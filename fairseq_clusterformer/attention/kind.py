@@ -1,9 +1,8 @@
 """What a kind of attention is: one function that assigns tokens to clusters, and its options.
 
 A kind never touches softmax. What its queries see follows from what it assigns and from its rule:
-the ranges of a text of keys. A batch and a portion of a text are one thing: kept keys stand in
-front of the new tokens as if they were a short text, of which the new tokens alone ask. In
-training nothing is kept. The rule "recent" is causal, and decoding follows it token by token.
+the ranges of a text of keys, in which kept keys stand in front of the new tokens, which alone ask.
+In training nothing is kept. Decoding follows the rule "recent" token by token.
 
 Shape letters: L rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
@@ -53,12 +52,9 @@ class Traits:
 
 @dataclass(frozen=True)
 class Rule(Traits):
-    """Which keys a query of a kind sees.
-
-    W is said here, for all kinds: a query sees W keys by its cluster, its own included; besides
-    them sinks, and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on
-    either side, and its own.
-    """
+    """Which keys a query of any kind sees: W by its cluster, its own included; besides them sinks,
+    and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on either side,
+    and its own."""
 
     clusters: int = 1
     causal: bool = True  # a query sees no later token
@@ -74,7 +70,7 @@ class Rule(Traits):
 
     @property
     def own_bias(self) -> float:
-        """Bias of the query's own key where it is seen besides others."""
+        """Of the query's own key where it is seen besides others."""
         return LAST_RESORT if self.own == "fallback" else 0.0
 
     @property
@@ -143,12 +139,8 @@ class Other(ABC):
     @abstractmethod
     def attend(self, heads: QKV, kept: Any) -> tuple[Result, Any]:
         """What new tokens, one or several, see of it and of those before them, under a softmax of
-        its own, and what is kept behind them.
-
-        Args:
-            heads: of the new tokens.
-            kept: the second result for the tokens before, a :class:`Kept`; None: there are none.
-        """
+        its own, and what is kept behind them, a :class:`Kept`. ``kept``: that of the tokens
+        before; None: there are none."""
 
     def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
         """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step` by which that function
@@ -174,22 +166,13 @@ class Kind(nn.Module, ABC):
 
     Subclasses define ``assign``. What a kind learns from data other than by gradient is that of
     a :class:`~fairseq_clusterformer.clustering.learner.Learner` among its parts, of which
-    ``assign`` reports an observation.
-
-    Args:
-        options: of the dataclass that the kind was registered with.
-        shape: what it is built for.
+    ``assign`` reports an observation. ``options`` are of the dataclass that it was registered
+    with; raises OptionError: one that does not go with the others.
     """
 
     def __init__(self, options: Options, shape: Shape):
         super().__init__()
-        self.shape = shape
-        self.take(options)
-
-    def take(self, options: Options) -> None:
-        """Have these options from now on; of a kind that is built, none that shapes parameters.
-        Raises OptionError: one that does not go with the others."""
-        shape, self.options = self.shape, options
+        self.shape, self.options = shape, options
         traits = self.declare(options, shape)
         apart = shape.causal and traits.own != "in_cluster"
         least_gap = max(traits.least_gap, int(apart))
@@ -228,17 +211,16 @@ class Kind(nn.Module, ABC):
     @property
     def why_no_steps(self) -> str:
         """The error for a user who asks for steps although the rule cannot step."""
-        problem = "cannot decode step by step, for it sees later tokens"
-        allowed = "allowed: a causal model that you train with the rule recent"
         name = f"{type(self).__name__} with the rule {self.rule.name}"
-        return f"attention of kind {name} {problem}; {allowed}"
+        problem = f"attention of kind {name} cannot decode step by step, for it sees later tokens"
+        return f"{problem}; allowed: a causal model that you train with the rule recent"
 
     @property
     def why_apart(self) -> str:
         """The error for rows of several documents where tokens are not assigned ``per_token``."""
+        problem = f"of kind {type(self).__name__} carries what it saw from token to token"
         allowed = f"allowed in rows of several documents: {self.rule.per_token_with}"
-        carries = "carries what it saw from token to token"
-        return f"attention of kind {type(self).__name__} {carries}; {allowed}"
+        return f"attention {problem}; {allowed}"
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [B, H, N, E] as this kind assigns and attends them, made from the
@@ -247,15 +229,9 @@ class Kind(nn.Module, ABC):
 
     @abstractmethod
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        """Assign the tokens of a batch, or one or more tokens behind those that made the state.
-
-        Args:
-            tokens: what may be read of them.
-            state: what this function returned for the tokens before; empty at first.
-
-        Returns:
-            The assignment, and the state for the next tokens: tensors with the batch first.
-        """
+        """Assign the tokens of a batch, or one or more tokens behind those that made the state,
+        which is empty at first. Returns the assignment, and the state for the next tokens: tensors
+        with the batch first."""
 
     def sight(self, text: Text, assignment: Assignment) -> Sight:
         """What each query of a text sees, sinks apart."""
@@ -264,8 +240,7 @@ class Kind(nn.Module, ABC):
         return self.chunks(text, assignment)
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
-        """By the rule "chunk": a chunk of the tokens sorted by cluster, and the one before (CF22).
-        Not causal, for where it begins depends on all."""
+        """By the rule "chunk": see :func:`.layout.chunk_layout`."""
         how = {"earlier_only": self.rule.causal, "padding_mask": text.batch.padding_mask}
         clusters, count = (found.queries[0] for found in text.rounds), self.rule.clusters
         layouts = [chunk_layout(of_round, count, **how) for of_round in clusters]
@@ -311,8 +286,8 @@ class Kind(nn.Module, ABC):
                     wrong = wrong & ~tokens.padding_mask.unsqueeze(1)
                 who, allowed = type(self).__name__, f"allowed: 0 to {count - 1}"
                 if torch.compiler.is_compiling() or clusters.device.type != "cpu":
-                    problem = f"{who} assigned clusters that it does not have"
-                    torch._assert_async(~wrong.any(), f"{problem}; {allowed}")
+                    problem = f"{who} assigned clusters that it does not have; {allowed}"
+                    torch._assert_async(~wrong.any(), problem)
                 elif wrong.any():
                     raise ValueError(f"{who} assigned cluster {clusters[wrong][0]}; {allowed}")
 
@@ -344,8 +319,6 @@ class Kind(nn.Module, ABC):
 
 
 def _recent(rule: Rule, text: Text) -> Sight:
-    """The latest keys of its cluster that are ``gap`` tokens back or more, and those that are
-    nearer by position; not causal: on either side."""
     causal, gap = rule.causal, rule.gap
     if not text.rounds:
         return Sight(text.window(rule.by_cluster, causal))
@@ -370,7 +343,7 @@ def _recent(rule: Rule, text: Text) -> Sight:
 
 
 def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
-    """What is seen, with sinks; a query's own key is seen once, and not by padding."""
+    """A query's own key is seen once, and not by padding."""
     own, batch = sight.own, text.sinks
     if own is not None:
         own = own.within((batch if rule.gap > 0 else text.batch).padding_mask)
@@ -386,6 +359,5 @@ def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
 
 
 def shared_vector(q: Tensor, k: Tensor) -> Tensor:
-    """One vector a token [B, H, N, E] for kinds whose query and key are the same: of both
-    projections, so that each is trained, and of the variance of one."""
+    """Of both projections, for kinds whose query and key are the same; of the variance of one."""
     return (q + k) * 0.5**0.5

@@ -1,7 +1,4 @@
-"""The two rules of visibility, and windows, as layouts.
-
-Shape letters: M key slots, C chunk.
-"""
+"""The rules of visibility, and windows, as layouts. Shape letters: M key slots, C chunk."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -45,10 +42,9 @@ def recent_layouts(
     batch: Batch,
     key_clusters: Tensor | None = None,
 ) -> tuple[Layout, ...]:
-    """Recent rule: a query sees the W latest keys of its cluster up to its own position.
-
-    Strictly causal if the clusters are: the rank of a key within its cluster counts earlier tokens
-    only, so a range never holds another set of keys because the future changed.
+    """Recent rule: a query sees the W latest keys of its cluster up to its own position. Strictly
+    causal if the clusters are: the rank of a key within its cluster counts earlier tokens only.
+    Padding is not seen, nor is another document.
 
     Args:
         clusters: cluster of each query, int64 [B, G, N] in [0, K).
@@ -56,7 +52,6 @@ def recent_layouts(
         window: W; None: the whole cluster. Not causal: W keys on either side of the query's
             place among the keys of its cluster, and what stands at that place.
         gap: keys nearer than that are not seen; 0: all are, the query's own included.
-        batch: padding is not seen, nor is another document.
         key_clusters: cluster of each key if keys are clustered apart from queries.
 
     Returns:
@@ -149,18 +144,11 @@ def chunk_layout(
     earlier_only: bool = False,
     padding_mask: Tensor | None = None,
 ) -> Layout:
-    """Chunk rule (CF22 eq. 5 and 8-10): tokens sorted by cluster, cut into K equal chunks.
-
-    A query sees its own chunk of C = ceil(n / K) slots and the one before; before the first
-    stands the last (the ring that CF22 eq. 11 closes). n is the row's own number of real tokens,
-    so a row is cut alike alone and in any batch.
-
-    Args:
-        clusters: cluster of each token, int64 [B, G, N] in [0, K).
-        num_clusters: K.
-        earlier_only: CF22 eq. 13 on top. Not causal: where chunks begin depends on the future.
-        padding_mask: bool [B, N], True where a token is padding.
-    """
+    """Chunk rule (CF22 eq. 5 and 8-10): tokens sorted by cluster, int64 [B, G, N] in [0, K), cut
+    into K equal chunks. A query sees its own chunk of C = ceil(n / K) slots and the one before;
+    before the first stands the last (the ring that CF22 eq. 11 closes). n is the row's own number
+    of real tokens, so a row is cut alike alone and in any batch. ``earlier_only``: CF22 eq. 13 on
+    top, not causal: where chunks begin depends on the future. ``padding_mask``: bool [B, N]."""
     order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)
     length, real = clusters.size(-1), _real(order, padding_mask)
     chunk = (-(-real // num_clusters)).clamp(min=1)
@@ -199,16 +187,13 @@ def top_layout(
     clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
 ) -> Layout:
     """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
-    the centroid of its cluster, wherever they stand; n is the row's number of real tokens.
+    the centroid of its cluster, wherever they stand; n is the row's number of real tokens. Of the
+    nearest cluster of each query, int64 [B, G, N] in [0, K), and the similarity of keys and
+    centroids [B, G, N, K].
 
     In the paper they are n / K: twice as many are what a query sees by the chunk rule with as many
     clusters. There a cluster has its most similar queries as well: some are in several clusters,
     some in none. Here every query is in its nearest cluster alone, and so is never without keys.
-
-    Args:
-        clusters: nearest cluster of each query, int64 [B, G, N] in [0, K).
-        similarity: of keys and centroids, floating point [B, G, N, K].
-        padding_mask: bool [B, N], True where a token is padding.
     """
     length, num_clusters = similarity.shape[-2:]
     order, _ = _sort_by_cluster(clusters, num_clusters, padding_mask)

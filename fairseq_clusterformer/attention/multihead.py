@@ -25,14 +25,13 @@ class MultiheadAttention(ProjectedHeads):
     checkpoint lacks lies under ``routers`` and ``convolutions``.
 
     Args:
-        embed_dim: D.
-        num_heads: H, divided equally among the kinds.
+        embed_dim, num_heads: D, and H, which is divided equally among the kinds.
         kinds: a layer of a spec ("window(64)+gated(clusters=32)"), or of `parse_attention`.
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        form, of_form: all of a :class:`~fairseq_clusterformer.attention.heads.HeadForm`, or some
-            of its values by name.
+        form, of_form: a :class:`~fairseq_clusterformer.attention.heads.HeadForm`, or some of its
+            values by name.
 
     Raises:
         ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
@@ -78,8 +77,8 @@ class MultiheadAttention(ProjectedHeads):
     def forward(
         self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, list[Report]]:
-        """Attend within each row, or within each document of it: see :meth:`following`, without a
-        past. Returns the output [B, N, D], and a report for each kind."""
+        """See :meth:`following`, without a past. Returns the output [B, N, D], and a report for
+        each kind."""
         out, _, reports = self.following(x, None, batch, centroids, reported=True)
         return out, reports
 
@@ -92,8 +91,8 @@ class MultiheadAttention(ProjectedHeads):
     def step(
         self, x: Tensor, past: Past | None = None, batch: Batch | Tensor | None = None
     ) -> tuple[Tensor, Past]:
-        """Attend from the next tokens, without gradients or reports: see :meth:`following`; an
-        empty past if there is none."""
+        """See :meth:`following`; without gradients or reports, and from an empty past if there is
+        none."""
         return self.following(x, Past() if past is None else past, batch)[:2]
 
     def following(
@@ -165,8 +164,8 @@ class MultiheadAttention(ProjectedHeads):
     def _attend(
         self, i: int, heads: Projected, batch: Batch, stores: Stores | None, given: dict[str, Any]
     ) -> tuple[Tensor, Stores | None, Report]:
-        """Values that the heads of a kind attend to [B, H, N, E], its stores and its report;
-        ``given``: of :class:`Tokens`."""
+        """Of a kind: values that its heads attend to, its stores and its report; ``given``: of
+        :class:`Tokens`."""
         router = self.routers[i]
         if batch.documents is not None and not router.by_tokens:  # each document as a row
             if given["centroids"] is not None and router.rule.needs_centroids:

@@ -1,9 +1,6 @@
-"""Options of the kinds of attention, and the kinds by their names.
-
-Each kind has a frozen dataclass, a field of which says all about its option, once: default, help,
-limits, and what it is called among the options of all kinds. The grammar of specs, fairseq's
-dataclasses (and so the command line, hydra and docs/options.md) and what errors say is allowed are
-made from it.
+"""Options of the kinds of attention, and the kinds by their names. Each kind has a frozen
+dataclass, a field of which says all about its option, once: the grammar of specs, fairseq's
+dataclasses (and so the command line, hydra and docs/options.md) and errors are made from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,15 +24,10 @@ _TYPES = {
 
 
 class OptionError(ValueError):
-    """An option's value that is not allowed.
+    """An option's value that is not allowed: the ``name`` of its field in its dataclass, and the
+    ``text`` without the name."""
 
-    Attributes:
-        name: of the option's field in its dataclass.
-        text: the message without the name.
-        written: how a spec names the kind of which it is an option, where that is known.
-    """
-
-    written = ""
+    written = ""  # how a spec names the kind of which it is an option, where that is known
 
     def __init__(self, name: str, value: object, allowed: str):
         self.name, self.text = name, f"is {value}; allowed: {allowed}"
@@ -59,8 +51,7 @@ def option(
             of a Python name; None: as in the dataclass.
         on: other defaults, by the side of a model that the command line builds: "encoder" or
             "reader".
-        limits: of a number, or the allowed words, as of :class:`~fairseq_clusterformer.ranges.\
-Range`. None as a value is not held to them.
+        limits: see :class:`~fairseq_clusterformer.ranges.Range`; None is not held to them.
     """
     limit = Range(**limits) if limits else None
     metadata = {"help": help, "flag": flag, "on": on or {}, "range": limit}
@@ -73,8 +64,7 @@ def flag_of(option: Field) -> str:
 
 
 def parse(option: Field, kind: type, text: str) -> Any:
-    """The value that an option's text stands for, by the option's type. Raises OptionError: a text
-    of another type."""
+    """The value that a text stands for. Raises OptionError: it is not of the option's type."""
     hint = get_type_hints(kind)[option.name]
     known = [_TYPES.get(of, (of, of.__name__)) for of in get_args(hint) or (hint,)]
     for value_of, _ in reversed(known):  # "none" may also be a word
@@ -85,8 +75,7 @@ def parse(option: Field, kind: type, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What all options have in common: they are checked. Raises OptionError: a value outside of
-    what its field allows."""
+    """Raises OptionError: a value outside of what its field allows."""
 
     # Of a kind that has no such option; without a type, these are no fields.
     window, clusters, gap, sinks, rule = None, 1, 0, 0, "recent"
@@ -181,16 +170,10 @@ _KINDS: dict[str, Registered] = {}
 def register_attention(
     name: str, options: type[Options] = Options
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Class decorator: make a kind available in attention specs under ``name``.
-
-    Args:
-        name: of the kind.
-        options: dataclass of its options; each becomes an option of the command line.
-
-    Raises:
-        ValueError: the name is taken, or holds a character of the spec's grammar; or an option
-            that is not an :func:`option`, or whose flag has another default for another kind.
-    """
+    """Class decorator: make a kind available in attention specs under ``name``. ``options``: the
+    dataclass of its options; each becomes an option of the command line. Raises ValueError: the
+    name is taken, or holds a character of the spec's grammar; or an option that is not an
+    :func:`option`, or whose flag has another default for another kind."""
     known = {flag_of(item): item for _, of in _KINDS.values() for item in fields(of)}
     problem = "is registered already" if name in _KINDS else ""
     if not name or set(name) & set(",+*()= "):

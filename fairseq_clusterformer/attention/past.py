@@ -1,8 +1,6 @@
-"""What decoding keeps of the tokens before: a :class:`Past` for each layer, made of stores.
-
-A kind keeps the latest keys and values of each cluster, in rings: K * W keys however long the
-text, of which a step reads W. With a gap, a key waits in a window until it enters its ring. Sinks
-stand apart.
+"""What decoding keeps of the tokens before: a :class:`Past` for each layer, made of stores. A kind
+keeps the latest keys and values of each cluster, in rings: K * W keys however long the text, of
+which a step reads W. With a gap, a key waits in a window until it enters its ring.
 
 Shape letters: G groups of heads that share rings (1 or J), Q groups of queries that read the same
 of them, a multiple of G, L rounds (of hashing), K rings of a round, P of them that a query reads,
@@ -26,8 +24,8 @@ FIRST_ROOM = 8  # tokens that a history holds before it grows
 
 @dataclass
 class Kept:
-    """Base of what is kept: a dataclass of tensors, whose first dimension is the batch, of numbers
-    that the host knows, and of other objects that are kept."""
+    """Base of what is kept: a dataclass of tensors, batch first, of numbers that the host knows,
+    and of other objects that are kept."""
 
     def reorder(self, rows: Tensor) -> Any:
         """The same for a beam search's choice of hypotheses, int64 [new batch]."""
@@ -35,8 +33,7 @@ class Kept:
 
 
 def each(kept: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """What is kept, alone or in tuples and dictionaries, with a function of each tensor in its
-    place."""
+    """What is kept, alone or in tuples and dictionaries, with each tensor changed."""
     if isinstance(kept, Tensor):
         return change(kept)
     if isinstance(kept, Kept):
@@ -146,7 +143,6 @@ class Rings(Kept):
         return Entries(kept.flatten(0, 3), hidden)
 
     def keys(self) -> Keys:
-        """All that is kept."""
         seen = self.given.unflatten(-1, (-1, self.clusters))  # [B, G, L, K]
         kept = self.kept.unflatten(2, seen.shape[2:])  # [B, G, L, K, J / G, room, C]
         room, rounds = kept.size(-2), seen.size(2)
@@ -170,13 +166,8 @@ class Rings(Kept):
 
     @classmethod
     def of(cls, text: Keys, *, clusters: int, window: int | None, counted: bool) -> "Rings":
-        """The rings of all tokens of a text.
-
-        Args:
-            text: what is in no ring, or hidden, is not kept.
-            clusters, window: K and W.
-            counted: a key may be in no ring.
-        """
+        """The rings, K of W keys, of a text, of which what is in no ring, or hidden, is not kept.
+        ``counted``: a key may be in no ring."""
         entries, rings, hidden = text
         if hidden is not None:
             some = ~hidden.all(0)  # what no row keeps takes no slot
@@ -195,8 +186,7 @@ class Rings(Kept):
         heads, width = entries.size(3), entries.size(-1)
         shape = batch, groups, rounds * clusters, heads, room, width
         if not length:
-            seen = rings.new_zeros(shape[:3])
-            return cls(entries.new_zeros(shape), seen, 0, clusters)
+            return cls(entries.new_zeros(shape), rings.new_zeros(shape[:3]), 0, clusters)
         entries, rings = entries.flatten(0, 2).transpose(1, 2), rings.flatten(0, 2)
         order, codes = sort_by_cluster(rings, clusters + 1)
         ring = codes // length  # of each slot of the order
@@ -248,7 +238,6 @@ class Near(Kept):
         return leaving
 
     def keys(self, before: Tensor) -> Keys:
-        """All that is kept."""
         return Keys(self.kept.flatten(1, 2), self.ring, self._hidden(before))
 
     @classmethod
@@ -281,12 +270,8 @@ class Stores(Kept):
 
     def keys(self, before: Tensor, behind_sinks: Tensor) -> "tuple[Keys, Tensor] | None":
         """All keys that are kept, those of rings before those that are near, and which of them
-        are no sinks, bool [B, M]; None: there are none.
-
-        Args:
-            before: real tokens that each row has had, int64 [B, 1].
-            behind_sinks: the same without sinks.
-        """
+        are no sinks, bool [B, M]; None: there are none. ``before``: real tokens that each row has
+        had, int64 [B, 1]; ``behind_sinks``: without sinks."""
         if self.rings is None:
             return None
         found = [self.rings.keys()]

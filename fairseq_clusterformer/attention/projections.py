@@ -1,7 +1,5 @@
-"""What may happen to queries, keys and values between their projections and the attention.
-
-Shape letters: C channels.
-"""
+"""What may happen to queries, keys and values between their projections and the attention. Shape
+letters: C channels."""
 
 import math
 from collections.abc import Iterator
@@ -56,17 +54,10 @@ class QKV(NamedTuple):
 
 
 class ShortConvolution(nn.Module):
-    """A depthwise convolution over the tokens, without bias (as fla's ``ShortConvolution``).
-
-    Causal: a token's channel is weighed with those of the ``width - 1`` tokens before it;
-    otherwise its place is in the middle. It begins as the identity, and a little of the
-    neighbours. Neighbours are real tokens of the same document, whatever padding is between.
-
-    Args:
-        channels: C.
-        width: tokens that are weighed, the token's own included.
-        causal: no later token is among them.
-    """
+    """A depthwise convolution over the tokens of C ``channels``, without bias (as fla's
+    ``ShortConvolution``). Causal: a token's channel is weighed with those of the ``width - 1``
+    tokens before it; otherwise its place is in the middle. It begins as the identity, and a little
+    of the neighbours: real tokens of the same document, whatever padding is between."""
 
     def __init__(self, channels: int, width: int, *, causal: bool):
         super().__init__()
@@ -142,8 +133,8 @@ class ShortConvolution(nn.Module):
 
 
 def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:
-    """Tokens x [B, N, C] and those around them, weighed by taps [width, C] in their precision;
-    ``own`` is a token's own. ``documents``: [B, N], none sees another; None: all are one."""
+    """Tokens x [B, N, C] and those around them, weighed by taps [width, C] in their precision, of
+    which ``own`` is a token's own."""
     out = x.to(taps.dtype) * taps[own]
     for tap, here, there, same in _pairs(x, taps, own, documents):
         weighed = x[:, there].to(taps.dtype)
@@ -207,12 +198,7 @@ class RelativePositions(nn.Module):
     The logit of query i and key j is ((q_i + u) . k_j + (q_i + v) . W R_(i - j)) / sqrt(E), where
     R_d holds the D / 2 sines and the cosines of a distance d. Those of i - j are sums of products
     of those of i and of j. So a query gets D more numbers, and a key the cosines and the sines of
-    its own position. Any layout will do, and nothing is shifted.
-
-    Args:
-        num_heads: H.
-        head_dim: E.
-        width: D, even.
+    its own position. Any layout will do, and nothing is shifted. ``width``: D, even.
     """
 
     def __init__(self, num_heads: int, head_dim: int, width: int):
@@ -233,10 +219,8 @@ class RelativePositions(nn.Module):
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
         sin, cos = (t.to(wide) for t in Rotary().turns(positions, half))
-        content, distance = (
-            q.to(wide) + bias[heads].unsqueeze(1).to(wide)
-            for bias in (self.content_bias, self.distance_bias)
-        )
+        biases = (bias[heads].unsqueeze(1) for bias in (self.content_bias, self.distance_bias))
+        content, distance = (q.to(wide) + bias.to(wide) for bias in biases)
         a, b = (distance @ self.of_distance[heads].to(wide)).split(half, dim=-1)
         q_wide = torch.cat([content, a * sin + b * cos, b * sin - a * cos], dim=-1)
         scale = (q_wide.size(-1) / q.size(-1)) ** 0.5

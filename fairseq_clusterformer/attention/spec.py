@@ -1,7 +1,6 @@
-"""The grammar that says which layer uses which attention.
-
-``window*3,neural`` is a list of layers, cycled to the model's depth; a layer is a kind or several
-joined by ``+``, which divide its heads; ``*n`` repeats a layer. A kind may be given options:
+"""The grammar that says which layer uses which attention: ``window*3,neural`` is a list of layers,
+cycled to the model's depth; a layer is a kind or several joined by ``+``, which divide its heads;
+``*n`` repeats a layer. A kind may be given options:
 ``window(64)*2,window(64)+gated(clusters=32,gap=64)``; a value without a name is the first's.
 """
 
@@ -44,10 +43,9 @@ def parse_attention(
     option: str = "--attention",
     defaults: Mapping[str, Any] | None = None,
 ) -> list[tuple[Heads, ...]]:
-    """The kinds of each layer, one for each equal share of its heads.
+    """The kinds of each layer of a spec, one for each equal share of its heads.
 
     Args:
-        spec: for example "neural", "window*3,neural", "window(64)+neural(clusters=16)".
         num_layers: depth of the model; the list is cycled or cut to it.
         num_heads: H of every layer.
         option: name of the option in error messages.
@@ -67,10 +65,9 @@ def parse_attention(
     for part in re.split("," + _OUTSIDE, spec.replace(" ", "")):
         where = f"{option} is {spec}: {part!r}"
         if (match := _LAYER.fullmatch(part)) is None:
-            raise ValueError(
-                f"{where} is not a layer; allowed: KIND, KIND(OPTION=VALUE), KIND+KIND or "
-                "KIND*TIMES, separated by commas, such as window*3,neural"
-            )
+            allowed = "KIND, KIND(OPTION=VALUE), KIND+KIND or KIND*TIMES, separated by commas"
+            allowed += ", such as window*3,neural"
+            raise ValueError(f"{where} is not a layer; allowed: {allowed}")
         texts = re.split(r"\+" + _OUTSIDE, match["kinds"])
         kinds = tuple(_heads(text, f"{option} is {spec}", defaults or {}) for text in texts)
         if num_heads % len(kinds):
@@ -89,15 +86,9 @@ def written(layers: Sequence[tuple[Heads, ...]]) -> str:
 
 
 def parse_layer(spec: str, **options: Any) -> tuple[Heads, ...]:
-    """The kinds of one layer, such as "window(64)+gated".
-
-    Args:
-        spec: of the layer.
-        options: values that it leaves open, each of one of its kinds or more, by name or by flag.
-
-    Raises:
-        ValueError: as :func:`parse_attention`, or an option of no kind.
-    """
+    """The kinds of one layer, such as "window(64)+gated"; ``options``: values that it leaves open,
+    each of one of its kinds or more, by name or by flag. Raises ValueError: as
+    :func:`parse_attention`, or an option of no kind."""
     parsed = partial(parse_attention, spec, num_layers=1, num_heads=0, option="kinds")
     known = [item for heads in parsed()[0] for item in fields(heads.options)]
     flags = {name: flag_of(item) for item in known for name in (item.name, flag_of(item))}

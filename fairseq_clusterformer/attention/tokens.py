@@ -1,7 +1,5 @@
 """What a kind of attention reads of a batch, and what it says: which token is in which cluster.
-
-Shape letters: D documents of all rows, M tokens of the longest one.
-"""
+Shape letters: D documents of all rows, M tokens of the longest one."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, replace
@@ -31,8 +29,7 @@ class Batch:
     """Made once for all layers, which share what they compute from it.
 
     Args:
-        padding_mask: bool [B, N], True where a token is padding, at either end of a row; None:
-            none is.
+        padding_mask: bool [B, N], True at padding, at either end of a row; None: there is none.
         documents: which document of its row a token belongs to, int64 [B, N], counted from 0 and
             never falling; tokens see those of their own document only. None: each row is one.
     """
@@ -159,7 +156,7 @@ class Tokens:
 
     @property
     def padding_mask(self) -> Tensor | None:
-        """Bool [B, N], True where a token is padding; None: none is."""
+        """Of the batch."""
         return self.batch.padding_mask
 
     def behind(self, number: int) -> "Tokens":

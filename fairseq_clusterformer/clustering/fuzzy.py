@@ -1,7 +1,5 @@
 """Fuzzy clustering of a sequence, chunk by chunk: scores [B, N, K] never exist as a whole.
-
-Equation numbers are CF22's. Shape letters: B batch, N tokens, D width, K clusters.
-"""
+Equations are CF22's. Shape letters: B batch, N tokens, D width, K clusters."""
 
 import math
 from collections.abc import Iterator
@@ -70,7 +68,7 @@ def fuzzy_clusters(
     so_far: Tensor | None = None,
     update: bool = True,
 ) -> FuzzyClusters:
-    """Assignments and updated centroids (CF22 eq. 2 to 4); to call within full_float32().
+    """Assignments and updated centroids (eq. 2 to 4); to call within full_float32().
 
     Args:
         keys: X W_c, [B, N, D]; finite at padding.
@@ -177,12 +175,9 @@ class _FuzzyClusters(torch.autograd.Function):
 
 
 class ClusterSums(torch.autograd.Function):
-    """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x.
-
-    This turns eq. 6 into K inner products: no token is multiplied with the other clusters'
-    centroids. Of x [B, N, D], clusters int64 [B, N] in [0, K), K, a similarity, and each token's
-    weight [B, N], which is 0 at padding. Sums are in the precision of weights.
-    """
+    """Sum of the vectors of each cluster's tokens [B, K, D], differentiable in x: it turns eq. 6
+    into K inner products. Of x [B, N, D], clusters int64 [B, N] in [0, K), K, a similarity, and
+    each token's weight [B, N], 0 at padding, in whose precision sums are."""
 
     @staticmethod
     def forward(ctx, x, clusters, num_clusters, similarity, weight):
@@ -245,13 +240,10 @@ def lowest_argmax(scores: Tensor, offsets: Tensor | None = None) -> Tensor:
 
 
 def largest_few(scores: Tensor, number: int, offsets: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Indices of the largest of K scores [..., K], in order; the lowest first where several tie.
-
-    A tie is what lies within rounding of the largest: within ``TIE`` times the largest magnitude
-    of the K scores and of ``offsets``, which were subtracted from them and broadcast. (All
-    clusters tie at the first token of a text and where it is repeated, if the offsets are the
-    log-sum-exp of the tokens so far.)
-    """
+    """Indices of the largest of K scores [..., K], in order; the lowest first where several tie. A
+    tie is what lies within ``TIE`` times the largest magnitude of the K scores and of ``offsets``,
+    which were subtracted from them and broadcast. (All clusters tie at the first token of a text
+    and where it is repeated, if the offsets are the log-sum-exp of the tokens so far.)"""
     largest = scores.amax(-1, keepdim=True)
     magnitude = torch.maximum(largest, -scores.amin(-1, keepdim=True))
     if offsets is not None:  # they may nearly cancel what rounding was relative to

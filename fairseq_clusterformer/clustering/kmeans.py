@@ -42,16 +42,14 @@ class MemoryBank:
 
 
 class KMeansClustering(Learner):
-    """Assigns tokens to the nearest of K centroids, which K-Means finds from time to time.
-
-    Centroids are random until the first time; later ones start from those before, so that groups
-    stay together while the model learns. No gradient reaches them; they are fixed while a batch
-    runs. The bank keeps the latest M states of length 1, which never overflow half precision.
+    """Assigns tokens to the nearest of K centroids, which K-Means finds from time to time:
+    ``interval`` is updates between two clusterings; 0: an epoch. Centroids are random until the
+    first time; later ones start from those before, so that groups stay together while the model
+    learns. The bank keeps the latest M states of length 1, which never overflow half precision.
 
     Each of several workers has a bank. The first clusters the latest M states of all, equally many
     of each, and sends the centroids. A checkpoint holds the banks of all, if ``consolidate`` was
-    called; another number of workers divides them. ``interval`` is updates between two
-    clusterings; 0: an epoch.
+    called; another number of workers divides them.
     """
 
     exchanges = False
@@ -161,10 +159,9 @@ def kmeans(
     start: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Centroids, float32 [K, D], on the CPU; the same in every run.
-
-    Every vector takes part (by default, faiss would take 256 per centroid), and a cluster may
-    have a single one. A centroid that is nearest to nothing is split off the largest cluster.
+    """Centroids, float32 [K, D], on the CPU; the same in every run. Every vector takes part, and a
+    cluster may have a single one. A centroid that is nearest to nothing is split off the largest
+    cluster.
 
     Args:
         vectors: float32 [n, D], n >= K, on the CPU.
@@ -184,10 +181,7 @@ def kmeans(
 
 def nearest_neighbour_order(centroids: Tensor) -> Tensor:
     """Indices of centroids [K, D]: the first, then always the nearest by cosine that is left
-    (CF20, Algorithm 1), int64 [K].
-
-    Adjacent cluster ids then mean similar clusters, so a chunk that spans two is homogeneous.
-    """
+    (CF20, Algorithm 1), int64 [K]. Adjacent ids then mean similar clusters."""
     unit = normalize(at_least_float32(centroids), dim=-1)
     cosines = unit @ unit.t()
     order = [torch.zeros(1, dtype=torch.long, device=cosines.device)]

@@ -1,7 +1,5 @@
-"""What learns from data other than by gradient.
-
-Shape letters: B batch, H heads, N tokens, E head width, K clusters.
-"""
+"""What learns from data other than by gradient. Shape letters: B batch, H heads, N tokens, E head
+width, K clusters."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,9 +19,9 @@ class Learner(Float32Buffers, ABC):
     over, and :meth:`commit` applies it before the next update. In between, each worker is given
     what all have observed."""
 
+    #: whether :meth:`take` and :meth:`observe` exchange observations; else each worker keeps its
+    #: own, or there are none
     exchanges = True
-    """Whether :meth:`take` and :meth:`observe` exchange observations; else each worker keeps its
-    own, or there are none."""
 
     @abstractmethod
     def observe(self, observation: Tensor) -> None:
@@ -41,16 +39,12 @@ class Learner(Float32Buffers, ABC):
 
 class AverageNormalizer(Learner):
     """A normaliser of eq. 2 that no later token changes: keeps, for each cluster, the log of a
-    moving average of exp(s) over the tokens seen in training.
+    moving average of exp(s) over the tokens seen in training, ``log_normalizer``, float32.
 
     Args:
         shape: of what is kept, the clusters last; None: nothing is kept, or observed.
         momentum: of the moving average.
-        others: how many other numbers are averaged, weighed by tokens, as they are.
-
-    Attributes:
-        log_normalizer: float32 of ``shape``, to subtract from the exponents of eq. 2.
-        average: float32 of ``[others]``.
+        others: how many other numbers are averaged, weighed by tokens, as ``average``, float32.
     """
 
     def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):

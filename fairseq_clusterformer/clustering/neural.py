@@ -1,7 +1,5 @@
-"""Neural clustering (CF22 section 3.1): fuzzy centroids that are learned with the task.
-
-Shape letters: B batch, N tokens, D width, K clusters.
-"""
+"""Neural clustering (CF22 section 3.1, which has the equations): fuzzy centroids that are learned
+with the task. Shape letters: B batch, N tokens, D width, K clusters."""
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +11,18 @@ from .report import Report, State, cluster_sizes
 
 
 class NeuralClustering(AverageNormalizer):
-    """Assigns tokens to K centroids, and returns the losses that teach them.
-
-    Equation numbers are CF22's. All is computed in float32 (float64 for a float64 model) whatever
-    the model's precision. Parameters learn through the two losses alone: the argmax of eq. 4
-    carries no gradient.
+    """Assigns tokens to K centroids, and returns the losses that teach them, which alone do: the
+    argmax of eq. 4 carries no gradient. In float32 (float64 for a float64 model) whatever the
+    model's precision.
 
     Args:
         embed_dim, num_clusters: D and K.
-        similarity: phi: "dot" (the paper's), "scaled-dot" (divided by sqrt(D)) or "cosine".
-        temperature: divides phi inside the exponent of eq. 2.
+        similarity, temperature: phi (see :class:`.fuzzy.Similarity`), and what divides it inside
+            the exponent of eq. 2.
         normalizer: the denominator of eq. 2 when tokens are assigned. "sentence": over all tokens
-            of the row, as in the paper; needs the whole row. "running": over the tokens so far.
-            "average": an exponential moving average of the mean over training batches, a constant
-            for each cluster. The last two keep an assignment independent of later tokens.
+            of the row, as in the paper. Independent of later tokens are "running", over the tokens
+            so far, and "average": an exponential moving average of the mean over training batches,
+            a constant for each cluster.
         momentum: of that average.
         own_centroids: False: the centroids are given to each call.
     """
@@ -61,15 +57,14 @@ class NeuralClustering(AverageNormalizer):
         *,
         reports: bool = True,
     ) -> tuple[Tensor, Report, State]:
-        """Assign the tokens of a batch, or those that follow on tokens assigned before. Returns
-        the cluster of each token, int64 [B, N] (0 at padding); a report, whose observation is for
-        :meth:`observe`; and the state, which the normalizer "running" carries on.
+        """Assign tokens x [B, N, D] of a batch, or those that follow on tokens assigned before.
+        Returns the cluster of each, int64 [B, N] (0 at padding); a report, whose observation is
+        for :meth:`observe`; and the state, which the normalizer "running" carries on.
 
         In evaluation without gradients nothing is computed that only teaches: the report has the
         cluster sizes alone, and the updated centroids if they are handed on.
 
         Args:
-            x: [B, N, D].
             padding_mask: bool [B, N], True where a token is padding.
             centroids: [B, K, D] used instead of this module's own; needed if it owns none.
             state: what was returned for the tokens before; None or empty: there are none.
@@ -104,13 +99,12 @@ class NeuralClustering(AverageNormalizer):
             real = (~padding_mask).to(vectors)
         tokens = real.sum()
         some = tokens.clamp(min=1.0)
-        # CF22 eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
-        how = self.num_clusters, self.similarity, real
-        sums = ClusterSums.apply(x, found.clusters, *how)
+        # eq. 6: the sum over tokens of phi(x_j, c_{I_j}), cluster by cluster.
+        sums = ClusterSums.apply(x, found.clusters, self.num_clusters, self.similarity, real)
         neighbours = (vectors * vectors.roll(1, dims=1)).sum(-1).mean(-1)  # the ring of eq. 11
         report = report._replace(
             clustering_loss=-(sums * vectors).sum() / some,
-            sorting_loss=-(neighbours * (real.sum(-1) / some)).sum(),  # CF22 eq. 11
+            sorting_loss=-(neighbours * (real.sum(-1) / some)).sum(),
             observation=self.observation(torch.logsumexp(found.log_mass, dim=0), tokens),
         )
         return found.clusters, report, state

@@ -11,8 +11,8 @@ LOSSES = ("clustering_loss", "sorting_loss", "routing_loss")
 
 
 class Report(NamedTuple):
-    """What a router says about one forward pass, besides the layout; None where a kind has nothing
-    to say. Tensors only, so that a report can leave an activation checkpoint."""
+    """What a router says about one forward pass; None where a kind has nothing to say. Tensors
+    only, so that a report can leave an activation checkpoint."""
 
     #: float32 scalars: CF22 eq. 6, a mean over real tokens; eq. 11, a mean over rows weighted by
     #: their real tokens; and what teaches clusters where attention goes: minus the nats by which
@@ -85,10 +85,10 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
         return None
     zero = use.entropy.new_zeros(())
     found = {name: torch.stack(known or [zero]).mean() for name, known in losses.items()}
-    everywhere = [use for of_side in uses.values() for use in of_side]
-    for name, values in zip(ClusterUse._fields, zip(*everywhere, strict=True), strict=True):
+    everywhere = zip(*(use for of_side in uses.values() for use in of_side), strict=True)
+    for name, values in zip(ClusterUse._fields, everywhere, strict=True):
         found[f"cluster_{name}"] = torch.stack(values).mean()
     for side, of_side in uses.items():
-        effective = torch.stack([use.effective for use in of_side]).mean()
-        found[f"{side}_cluster_effective"] = effective
+        effective = [use.effective for use in of_side]
+        found[f"{side}_cluster_effective"] = torch.stack(effective).mean()
     return found

@@ -1,8 +1,6 @@
 """Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk, or on a
 CPU in C++. The backward pass gets a cluster and a number for each key, not scores [B, H, N, K].
-
-Shape letters: B batch, H heads, N tokens, E head width, K clusters.
-"""
+Shape letters: B batch, H heads, N tokens, E head width, K clusters."""
 
 import math
 from collections.abc import Sequence
@@ -97,7 +95,7 @@ class Found(NamedTuple):
 
     clusters: Sequence[Tensor]  # int64 [B, H, N], of each probe
     sizes: Tensor | None  # [H, K]
-    log_mass: Tensor | None  # [H, K]
+    log_mass: Tensor | None  # of each cluster, log of the sum of exp(s) over real tokens [H, K]
     log_share: Tensor | None = None  # [B, H, N]
     log_total: Tensor | None = None  # log of the sum of exp(score) of each token [B, H, N]
 
@@ -149,9 +147,9 @@ def assign_both(
         log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
         counted: whether the mass, sizes and tokens are wanted; else they are None.
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
-            generator of the device, so that an activation checkpoint draws the same); a key's
-            shares, the softmax of its scores over clusters, are found as well. None: they are not.
-        impl: of the attention, see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
+            generator of the device: an activation checkpoint draws the same); log_share is found
+            as well. None: it is not.
+        impl: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer
@@ -225,15 +223,10 @@ class _LogShares(torch.autograd.Function):
 def _assign(
     scores: Scores, impl: str, *, counted: bool = True, mass: bool = True, **how: Any
 ) -> Found:
-    """The nearest clusters of each token, by C++ or by torch, and of each cluster the log of the
-    sum of exp(s) over real tokens.
-
-    Args:
-        counted, mass, shares: whether sizes, masses and shares are wanted.
-        probes: how many clusters of each token.
-        explored: the cluster that was drawn instead, -1 for none, int64 [B, H, N].
-        log_weights: log of how much each token counts in the mass [B, H, N].
-    """
+    """By C++ or by torch. ``counted``, ``mass`` and ``shares``: whether sizes, masses and shares
+    are wanted; ``probes``: how many clusters of each token; ``explored``: the cluster that was
+    drawn instead, -1 for none, int64 [B, H, N]; ``log_weights``: log of how much each token counts
+    in the mass [B, H, N]."""
     step = scores.x.size(2) == 1 and not counted
     given = scores.for_cpp(impl, step)
     found = _in_cpp(given, mass, **how) if given else _by_torch(scores, counted, mass, **how)
@@ -248,8 +241,7 @@ def _in_cpp(
     shares: bool = False,
     **given: Tensor | None,
 ) -> Found:
-    """The same in C++, but the mass is of the scores, offsets taken off. Results do not depend on
-    the number of threads."""
+    """The same in C++, but the mass is of the scores, offsets taken off."""
     x, (heads, clusters) = scores.x, scores.vectors.shape[:2]
     found = Found(
         torch.empty(probes, *x.shape[:3], dtype=torch.long),

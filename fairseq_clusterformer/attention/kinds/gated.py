@@ -41,12 +41,8 @@ class GatedOptions(FuzzyOptions):
 
 @register_attention("gated", GatedOptions)
 class Gated(Kind):
-    """Each head clusters its queries and its keys, apart, around the same centroids.
-
-    Whatever the model's precision, assignments are made in float32 (float64 for float64).
-
-    Parameters learn from the task alone: the losses of CF22 (eq. 6 and 11) are not for this kind.
-    """
+    """Each head clusters its queries and its keys, apart, around the same centroids. Parameters
+    learn from the task alone: the losses of CF22 (eq. 6 and 11) are not for this kind."""
 
     @staticmethod
     def declare(options: GatedOptions, shape: Shape) -> Traits:

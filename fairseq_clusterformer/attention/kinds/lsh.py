@@ -23,11 +23,10 @@ class LshOptions(ClusterOptions):
 
 @register_attention("lsh", LshOptions)
 class Lsh(Float32Buffers, Kind):
-    """A query sees keys of its own bucket, in each round.
-
-    A token's query and key are one vector, the key at length 1; so that its own key does not
-    outweigh all others, it counts only where nothing else is seen. A key that shares a bucket
-    with the query in several rounds counts that often, and W is of each round.
+    """A query sees keys of its own bucket, in each round. A token's query and key are one vector,
+    the key at length 1; so that its own key does not outweigh all others, it counts only where
+    nothing else is seen. A key that shares a bucket with the query in several rounds counts that
+    often, and W is of each round.
 
     Rule "recent": the latest of the bucket; not causal: the W nearest on either side. Rule
     "chunk": the tokens sorted by bucket and cut into K chunks, a query sees its own chunk and the

@@ -1,9 +1,7 @@
-"""Transformer-XL's attention (Dai et al. 2019): segments, each with a memory before it.
-
-A layer reads the memory from the states that the layer below made of the tokens before a segment,
-and teaches those states nothing. They do not depend on the later segment, so all segments of a row
-are attended at once: their own tokens, and, as a second set of keys, the tokens before.
-"""
+"""Transformer-XL's attention (Dai et al. 2019): segments, each with a memory before it, of states
+that the layer below made of the tokens before, and that are taught nothing. They do not depend on
+the later segment, so all segments of a row are attended at once: their own tokens, and, as a
+second set of keys, the tokens before."""
 
 from dataclasses import dataclass, replace
 

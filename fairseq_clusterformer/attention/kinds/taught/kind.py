@@ -5,9 +5,7 @@ and keys, detached, and learn by the routing loss alone
 (:mod:`~fairseq_clusterformer.attention.kinds.taught.scouts`): in training, some queries see every
 key, and queries and keys come into the same cluster where the scouts' attention goes.
 The task trains what is attended, and never what routes: its gradient would have to pass an argmax.
-
-Learned selection elsewhere is taught alike (DeepSeek-V3.2, 2025: an indexer that learns from the
-attention of the dense model). Here what is learned are clusters: inference is linear, too.
+(The indexer of DeepSeek-V3.2, 2025, is taught alike.)
 
 Shape letters: J heads of keys that have clusters of their own, R width of what routes.
 """
@@ -222,7 +220,6 @@ class Taught(Kind):
         return replace(sight, ranges=(*blinded(sight.ranges, queries), *everything))
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
-        """The same values, whose gradient weighs what scouts teach, of these tokens alone."""
         report, scouts = seen.assignment.report, seen.assignment.scouts
         if scouts is None or seen.text is None:
             return out, report
@@ -234,8 +231,7 @@ class Taught(Kind):
         return out, report._replace(routing_loss=routing_loss(gain._replace(nats=nats)))
 
     def routing(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tensor]:
-        """What routes queries [B, H, N, R] and keys [B, J, N, R], of the layer's input as routing
-        reads it; ``tokens`` are read by what routes by heads."""
+        """What routes queries [B, H, N, R] and keys [B, J, N, R], by x or by heads of tokens."""
         if self.by_heads:
             keys = tokens.k[:, :: self.sharing]
             return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
@@ -269,12 +265,11 @@ class Taught(Kind):
         self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
     ) -> tuple[Tensor, Scores]:
         """The share p(c) of each cluster in queries [B, H, S, K], differentiable, and what that of
-        all keys is made of.
+        all keys is made of: q and k route some queries [B, H, S, R] and all keys [B, J, N, R],
+        each held with a probability of ``log_held.exp()`` [B, J, N]; None: all are.
 
         Keys are normalised by those of the batch that are held. By the average, which is a
-        constant, the loss would draw keys to a cluster that the average then pushes away again.
-        No output depends on these shares. q and k route some queries [B, H, S, R] and all keys [B,
-        J, N, R], each held with a probability of ``log_held.exp()`` [B, J, N]; None: all are."""
+        constant, the loss would draw keys to a cluster that the average then pushes away again."""
         vectors = self.similarity.vectors(self.centroids.to(q.dtype)) / self.temperature
         of_heads = vectors.repeat_interleave(self.sharing, dim=0).transpose(-1, -2)
         of_queries = (self.similarity.vectors(q) @ of_heads).softmax(-1)
@@ -282,11 +277,8 @@ class Taught(Kind):
 
 
 class _Gate(nn.Module):
-    """How much the keys of each head are worth holding, [B, N, D] to cosines [B, J, N].
-
-    A cosine is bounded. Early in training attention does not yet show which keys are needed. A
-    gate without bounds grows meanwhile, until its sigmoid has no gradient.
-    """
+    """How much the keys of each head are worth holding, [B, N, D] to cosines [B, J, N]: a gate
+    without bounds would grow early in training, until its sigmoid has no gradient."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

@@ -1,10 +1,9 @@
 """Means: each cluster that a query does not look into, as one key.
 
 Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
-and the value ``mean_v``: what dense attention would give if the keys were alike. Every key
-contributes to some mean, at linear cost. Keys that a full ring has dropped stay visible this way,
-except to queries of their own cluster. (NSA, Yuan et al. 2025, and RetroInfer, Chen et al. 2025,
-attend to blocks and clusters alike.)
+and the value ``mean_v``: what dense attention would give if the keys were alike. Keys that a full
+ring has dropped stay visible this way, except to queries of their own cluster. (NSA and
+RetroInfer, both 2025, attend to blocks and clusters alike.)
 
 Shape letters: K clusters, that of dropped keys among them, M chunks, S tokens of a chunk,
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
@@ -98,9 +97,8 @@ class Sums(Kept):
 
 @dataclass
 class MeansSoFar(_Means):
-    """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of
-    the keys that are ``gap`` tokens or more before its begin: no key counts both here and in a
-    near window. What decoding keeps are sums, of a fixed size."""
+    """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of the keys
+    that are ``gap`` tokens or more before its begin, of which no near window shows any."""
 
     every: int = 1  # S
     gap: int = 1  # tokens between a chunk and the keys that it sees means of, and one more
