@@ -21,6 +21,7 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
 from fairseq_clusterformer.corpora.files import members
 from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
+from fairseq_clusterformer.corpora.question_answering.readers import question_record
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
@@ -39,7 +40,6 @@ from fairseq_clusterformer.corpora.question_answering.records import (
     parse_json,
     sentences_of,
 )
-from fairseq_clusterformer.corpora.question_answering.squad import question_record
 
 NAME = "python examples/question_answering/prepare.py"
 #: in simplified Natural Questions, <P>, </Table>, <Th_colspan="2"> are among the words

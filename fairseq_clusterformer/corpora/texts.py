@@ -15,13 +15,14 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.characters import FORM, byte_symbols, sentences
 from fairseq_clusterformer.errors import UserError, bad_option, no_file
 from fairseq_clusterformer.outputs import make_folder
 
 from . import SPLITS
 from .files import DAMAGED, PACKED, Archive, checksum, obtain, raw_lines, some, wrong
-from .vocabulary import Vocabulary, write_tokenizer
+from .vocabulary import Vocabulary
 
 _SPLIT_NAME = re.compile(r"(train|valid|test)(?=[-._0-9]|$)")
 
@@ -302,6 +303,7 @@ def _binarize(
 ) -> dict:
     """Return the bytes, tokens and items of each split. `lines`: each is an item, in any unit."""
     from fairseq_clusterformer.data.coding import TextCoding
+    from fairseq_clusterformer.data.tokenizer_json import make
 
     from . import binarize  # with fairseq it takes seconds; mistakes are to show at once
 
@@ -313,7 +315,8 @@ def _binarize(
             counts = binarize.count_words(texts["train"], form, workers)
             dictionary = binarize.word_dictionary(counts)
         dictionary.save(str(out / "dict.txt"))
-        write_tokenizer(out, dictionary, form=form if words else "none")
+        made = make(out, dictionary, unicode=form if words else "none")
+        (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")
     coding = TextCoding.from_folder(out)
     coding.form = form
     items = coding.line_items if lines else coding.items

@@ -4,15 +4,11 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.characters import FORM
 from fairseq_clusterformer.errors import bad_option, reading
 from fairseq_clusterformer.outputs import digest
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 
 @dataclass(frozen=True)
@@ -50,11 +46,12 @@ class Vocabulary:
         form: str = FORM,
     ) -> None:
         """Copy the model or train it on `text`, where each of `words` becomes a piece; write its
-        ``tokenizer.json`` and ``dict.txt``. `kind` and `form` are as of `write_tokenizer`."""
+        ``tokenizer.json`` and ``dict.txt``. `kind` and `form` are as of `tokenizer_json.make`."""
         from fairseq.data import Dictionary
 
         from fairseq_clusterformer.data.formats import GPT2_FILES
         from fairseq_clusterformer.data.subwords import MODEL, load
+        from fairseq_clusterformer.data.tokenizer_json import make
 
         from .binarize import symbol_dictionary, train_sentencepiece
 
@@ -84,18 +81,8 @@ class Vocabulary:
             if given != out / MODEL:
                 shutil.copy(given, out / MODEL)
             try:
-                write_tokenizer(out, dictionary, kind, form)
+                made = make(out, dictionary, kind, unicode=form)
             except ValueError as error:
                 raise bad_option("--dict", self.dictionary, allowed, str(error)) from None
+            (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")
             (out / MODEL).unlink()
-
-
-def write_tokenizer(
-    out: Path, dictionary: "Dictionary", kind: str = "text", form: str = FORM
-) -> None:
-    """Write ``tokenizer.json`` of bytes, of words, or of a sentencepiece model. `kind` is as of
-    `tokenizer_json.make`, `form` of Unicode."""
-    from fairseq_clusterformer.data.tokenizer_json import make
-
-    made = make(out, dictionary, kind, unicode=form)
-    (out / TOKENIZER).write_text(made.to_str(pretty=True), encoding="utf-8")

@@ -97,7 +97,7 @@ def _joins(text: str, begin: int, place: int, form: str) -> bool:
 
 
 @cache
-def _compiled(pattern: str):
+def compiled(pattern: str):
     import regex  # takes too long for --help
 
     return regex.compile(rf"(?V1){pattern}")
@@ -105,22 +105,22 @@ def _compiled(pattern: str):
 
 def words_of(text: str) -> list[str]:
     """The words of a text: runs of letters and digits, and every other visible character."""
-    return _compiled(rf"{_LETTER}+|[^\s\x1c-\x1f]").findall(text)
+    return compiled(rf"{_LETTER}+|[^\s\x1c-\x1f]").findall(text)
 
 
 def places_of_names(text: str) -> Iterator[tuple[int, int]]:
     """Where the words and the symbols ($, +, =) of a text begin and end, without punctuation."""
-    for match in _compiled(rf"{_NAME}|[\p{{Sc}}\p{{Sm}}\p{{So}}]").finditer(text):
+    for match in compiled(rf"{_NAME}|[\p{{Sc}}\p{{Sm}}\p{{So}}]").finditer(text):
         yield match.span()
 
 
 def joins(character: str) -> bool:
     """Whether a character belongs to one word with such characters before and behind it."""
-    return _compiled(_LETTER).fullmatch(character) is not None
+    return compiled(_LETTER).fullmatch(character) is not None
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
     """Where the sentences of a line begin, and where they end: behind a mark of its end that a
     blank and then a capital letter, a number or a quotation mark follow, and at the line's end."""
-    for match in _compiled(_SENTENCE).finditer(text):
+    for match in compiled(_SENTENCE).finditer(text):
         yield match.span()

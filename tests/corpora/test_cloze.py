@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_clusterformer.corpora.question_answering.cloze import (
+from fairseq_clusterformer.corpora.question_answering.readers import (
     cloze_questions,
     passages,
     questions,

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_clusterformer.corpora.question_answering.build import draw_documents
+from fairseq_clusterformer.corpora.question_answering.readers import babi, own_questions
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     Mention,
     Paragraph,
     Record,
     find_answers,
-)
-from fairseq_clusterformer.corpora.question_answering.squad import (
-    babi,
-    draw_documents,
-    own_questions,
 )
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError

@@ -17,9 +17,10 @@ from fairseq_clusterformer.corpora.question_answering.build import (
     CORPORA,
     PARAGRAPHS,
     QuestionCorpus,
+    draw_documents,
     prepare,
 )
-from fairseq_clusterformer.corpora.question_answering.squad import draw_documents, own_questions
+from fairseq_clusterformer.corpora.question_answering.readers import cloze_questions, own_questions
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
@@ -115,9 +116,6 @@ def _prepare(
     if cloze := options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
-        # takes too long for --help
-        from fairseq_clusterformer.corpora.question_answering.cloze import cloze_questions
-
         used = QuestionCorpus(cloze_questions)
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")

@@ -1,8 +1,9 @@
 """From the files of a corpus to the folder that ``fairseq_clusterformer.data.qa`` describes."""
 
+import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -15,8 +16,8 @@ from fairseq_clusterformer.outputs import copy_part, make_folder, make_part
 from ..files import checksums, key_of, wrong
 from ..parallel import parallel
 from ..vocabulary import Vocabulary
+from .readers import babi, own_questions
 from .records import Drops, Reader, Record, Unusable
-from .squad import babi, own_questions
 
 #: an option of a reader, and its help
 PARAGRAPHS = {"paragraphs N": "paragraphs of a document: the question's own and others near it"}
@@ -133,3 +134,58 @@ def prepare(
         }
 
     return make_folder(dest, recipe, build, force)
+
+
+def draw_documents(
+    reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
+) -> dict[str, Reader]:
+    """Return a reader of the same files for train and for each split of `shares` (of all
+    questions). Documents are drawn, as long as each brings a split closer to its share; by its
+    title and its text, none is in two splits. Raises UserError if there are too few."""
+    unusable = Drops()
+    sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
+    if len(sizes) <= len(shares):
+        allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from, or files of each"
+        allowed += f" split; {unusable.summary()}" if unusable.counts else " split"
+        raise wrong(f"documents of {paths[0]}", len(sizes), allowed)
+    order, drawn, total = sorted(sizes), {}, sum(sizes.values())
+    random.Random(seed).shuffle(order)
+    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
+        wanted, taken = share * total, []
+        for document in order[:-others]:  # the other splits get one at least
+            if sizes[document] < 2 * wanted:
+                taken.append(document)
+                wanted -= sizes[document]
+        drawn |= dict.fromkeys(taken or [min(order, key=sizes.get)], split)
+        order = [document for document in order if document not in drawn]
+
+    def read(path: Path, drops: Drops, *, split: str) -> Iterator[Record]:
+        # what is left out is reported once, with train
+        own = drops if split == "train" else Drops(keep_unfound=True)
+        return (r for r in reader(path, own) if drawn.get(document_of(r), "train") == split)
+
+    return {split: partial(read, split=split) for split in ("train", *shares)}
+
+
+def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
+    """The questions of each document, by title or equal texts, and what names a record's."""
+    questions, sizes, other_name, first_of_text = Counter(), Counter(), {}, {}
+
+    def name_and_text(record: Record) -> tuple[str, str]:
+        titles = {paragraph.title for paragraph in record.paragraphs}
+        only = titles.pop() if len(titles) == 1 else ""
+        text = "\n".join(paragraph.text for paragraph in record.paragraphs)
+        return record.document or only or text, text
+
+    def root(name: str) -> str:
+        while (other := other_name.get(name, name)) != name:
+            name = other
+        return name
+
+    for record in records:
+        name, text = name_and_text(record)
+        questions[name] += 1
+        other_name[root(name)] = root(first_of_text.setdefault(key_of(text), name))
+    for name, number in questions.items():
+        sizes[root(name)] += number
+    return sizes, lambda record: root(name_and_text(record)[0])

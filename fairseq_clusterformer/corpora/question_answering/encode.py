@@ -64,22 +64,18 @@ class Encoder:
             example = self._example(record)
         except Unusable as error:
             return error
-        return (
-            example,
-            {  # a line of SPLIT.jsonl
-                "id": record.id,
-                "question": record.question,
-                "paragraphs": [
-                    [part.title, part.text]
-                    + ([] if part.span is None else [part.span, part.tokens])
-                    for part in record.paragraphs
-                ],
-                "answers": [answer[:3] for answer in record.answers],
-                "texts": record.texts,
-                **({"candidates": record.candidates} if record.candidates else {}),
-                **({"titled": True} if record.titled else {}),
-            },
-        )
+        line = {  # of SPLIT.jsonl
+            "id": record.id,
+            "question": record.question,
+            "paragraphs": [
+                [part.title, part.text, *([part.span, part.tokens] if part.span else [])]
+                for part in record.paragraphs
+            ],
+            "answers": [answer[:3] for answer in record.answers],
+            "texts": record.texts,
+        }
+        line |= {"candidates": record.candidates} if record.candidates else {}
+        return example, line | ({"titled": True} if record.titled else {})
 
     def _example(self, record: Record) -> Example:
         pieces, led = self._pieces, self._titles and not record.titled

@@ -8,17 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_clusterformer.data.characters import (
-    READ_FORM,
-    composed,
-    places_of_names,
-    sentences,
-    with_places,
-)
+from fairseq_clusterformer.data import characters
+from fairseq_clusterformer.data.characters import READ_FORM
 from fairseq_clusterformer.errors import UserError
 
 from ..files import raw_lines, wrong
@@ -65,7 +60,7 @@ def sentences_of(paragraphs: Iterable[str]) -> Iterator[Sentence]:
     """Yield the sentences of paragraphs, by their lines and their punctuation."""
     for number, text in enumerate(paragraphs):
         for line in re.finditer(r"\S.*", text):
-            for start, end in sentences(line[0]):
+            for start, end in characters.sentences(line[0]):
                 yield Sentence(number, line.start() + start, line.start() + end)
 
 
@@ -202,7 +197,7 @@ def _text_at(context: str, place: int, text: str) -> str:
     """What stands at a place, if it is a text but for its form of Unicode; else nothing."""
     if context.startswith(text, place):
         return text
-    wanted, places = composed(text, READ_FORM), _read_places(context)
+    wanted, places = characters.composed(text, READ_FORM), _read_places(context, READ_FORM)
     if places is None:
         return wanted if context.startswith(wanted, place) else ""
     read, starts, ends = places
@@ -213,7 +208,7 @@ def _text_at(context: str, place: int, text: str) -> str:
     return context[place : ends[first + len(wanted) - 1]]
 
 
-_read_places = lru_cache(8)(partial(with_places, form=READ_FORM))  # questions follow each other
+_read_places = lru_cache(8)(characters.with_places)  # questions on one context follow each other
 
 
 Items = Iterable[tuple[str, Any]]  # with the place of each, for messages
@@ -361,7 +356,7 @@ def distant_record(
 @lru_cache(256)  # each candidate is searched in the same paragraphs
 def _words(text: str) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
     """Folded words, and their characters [start, end)."""
-    places = list(places_of_names(text))
+    places = list(characters.places_of_names(text))
     return tuple(_fold(text[start:end]) for start, end in places), places
 
 

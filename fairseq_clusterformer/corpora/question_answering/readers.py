@@ -1,18 +1,21 @@
-"""SQuAD, bAbI, a user's own questions, and splits that are drawn by document."""
+"""Readers of questions: SQuAD's, a user's own, bAbI's, and those that are made from plain text."""
 
+import hashlib
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..files import key_of, raw_lines, wrong
+from fairseq_clusterformer.data.characters import compiled, sentences
+
+from ..files import raw_lines
+from ..texts import documents
 from .records import (
     Drops,
     Items,
     Paragraph,
-    Reader,
     Record,
     Sentence,
     Unusable,
@@ -188,56 +191,86 @@ def _babi_lines(path: Path) -> Items:
         yield f"{path}: line {line_number:,}", item
 
 
-def draw_documents(
-    reader: Reader, paths: Sequence[Path], shares: Mapping[str, float], seed: int
-) -> dict[str, Reader]:
-    """Return a reader of the same files for train and for each split of `shares` (of all
-    questions). Documents are drawn, as long as each brings a split closer to its share; by its
-    title and its text, none is in two splits. Raises UserError if there are too few."""
-    unusable = Drops()
-    sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
-    if len(sizes) <= len(shares):
-        allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from, or files of each"
-        allowed += f" split; {unusable.summary()}" if unusable.counts else " split"
-        raise wrong(f"documents of {paths[0]}", len(sizes), allowed)
-    order, drawn, total = sorted(sizes), {}, sum(sizes.values())
-    random.Random(seed).shuffle(order)
-    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
-        wanted, taken = share * total, []
-        for document in order[:-others]:  # the other splits get one at least
-            if sizes[document] < 2 * wanted:
-                taken.append(document)
-                wanted -= sizes[document]
-        drawn |= dict.fromkeys(taken or [min(order, key=sizes.get)], split)
-        order = [document for document in order if document not in drawn]
+# Cloze questions, made from plain text, to train a reader before it has real questions. A name or
+# a number that stands in two sentences of a passage is a possible answer. One of these sentences
+# is the question, with "what" in its place; the rest of the passage is the document
 
-    def read(path: Path, drops: Drops, *, split: str) -> Iterator[Record]:
-        # what is left out is reported once, with train
-        own = drops if split == "train" else Drops(keep_unfound=True)
-        return (r for r in reader(path, own) if drawn.get(document_of(r), "train") == split)
-
-    return {split: partial(read, split=split) for split in ("train", *shares)}
+MASK = "what"
+_SHORTEST, _LONGEST = 40, 200  # words of a passage: a line, or some that follow each other
+_ASKED = range(6, 31)  # words of a question
+_NAME = (
+    r"(?<![\p{L}\p{N}])(?:\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}"
+    r"|\p{N}+(?:[.,]\p{N}+)*)(?![\p{L}\p{N}])"
+)
 
 
-def _documents(records: Iterable[Record]) -> tuple[Counter[str], Callable[[Record], str]]:
-    """The questions of each document, by title or equal texts, and what names a record's."""
-    questions, sizes, other_name, first_of_text = Counter(), Counter(), {}, {}
+def cloze_questions(
+    path: Path,
+    drops: Drops,
+    *,
+    document_separator: str | None = None,
+    per_passage: int = 4,
+    seed: int = 1,
+) -> Iterator[Record]:
+    """Yield the records of a file of plain text, at most `per_passage` from a passage, always the
+    same ones. Raises UserError for a separator that is not in the file, or another encoding."""
 
-    def name_and_text(record: Record) -> tuple[str, str]:
-        titles = {paragraph.title for paragraph in record.paragraphs}
-        only = titles.pop() if len(titles) == 1 else ""
-        text = "\n".join(paragraph.text for paragraph in record.paragraphs)
-        return record.document or only or text, text
+    def items() -> Items:
+        for number, (_, lines) in enumerate(documents([path], document_separator)):
+            title, text = "", (line.decode().strip() for line in lines)
+            for place, passage in enumerate(passages(text)):
+                title = title or _digest(passage)
+                draw = random.Random(f"{seed} {passage}")
+                for question, context, answer in questions(passage, draw)[:per_passage]:
+                    places = (m.start() for m in _names(context) if m[0] == answer)
+                    item = {"id": _digest(f"{question}\n{context}"), "question": question}
+                    item["answers"] = [{"text": answer, "answer_start": start} for start in places]
+                    item |= {"context": context, "document": title}
+                    yield f"{path}: document {number}, passage {place}", item
 
-    def root(name: str) -> str:
-        while (other := other_name.get(name, name)) != name:
-            name = other
-        return name
+    return convert(items(), partial(question_record, drops=drops), drops)
 
-    for record in records:
-        name, text = name_and_text(record)
-        questions[name] += 1
-        other_name[root(name)] = root(first_of_text.setdefault(key_of(text), name))
-    for name, number in questions.items():
-        sizes[root(name)] += number
-    return sizes, lambda record: root(name_and_text(record)[0])
+
+def passages(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines, joined by blanks where they are short; what is too long is left out."""
+    joined, count = [], 0
+    for line in lines:
+        words = len(line.split())
+        if count + words > _LONGEST:
+            joined, count = [], 0
+        if words and words <= _LONGEST:
+            joined.append(line)
+            count += words
+        if count >= _SHORTEST:
+            yield " ".join(joined)
+            joined, count = [], 0
+
+
+def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
+    """Every question, document and answer of a passage, no answer twice, in drawn order."""
+    parts = [passage[start:end] for start, end in sentences(passage)]
+    places = defaultdict(list)  # of an answer: sentences, and where it begins there
+    for number, part in enumerate(parts):
+        for match in _names(part):
+            # a word may have its capital from the sentence's beginning
+            if match.start() or " " in match[0] or match[0][0].isdecimal():
+                places[match[0]].append((number, match.start()))
+    found = []
+    for answer, where in places.items():
+        times = Counter(number for number, _ in where)
+        fit = {n for n in times if times[n] == 1 and len(parts[n].split()) in _ASKED}
+        if len(times) > 1 and fit:
+            number, start = draw.choice([place for place in where if place[0] in fit])
+            question = parts[number][:start] + MASK + parts[number][start + len(answer) :]
+            rest = " ".join(parts[:number] + parts[number + 1 :])
+            found.append((question, rest, answer))
+    draw.shuffle(found)
+    return found
+
+
+def _names(text: str) -> Iterator:
+    return compiled(_NAME).finditer(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
