@@ -32,8 +32,7 @@ class ClusterformerQAConfig(ClusteringLossConfig, FairseqDataclass):
 
     span_marginal: str = option(
         "joint",
-        "what is summed over several gold spans: their probabilities (joint), or those of their "
-        "starts and of their ends (apart)",
+        "what is summed over gold spans: joint (their probabilities) or apart (starts, and ends)",
         choices=MARGINALS,
     )
 
@@ -48,9 +47,8 @@ def marginal_nll(logits: Tensor, gold: Tensor) -> Tensor:
 def span_nll(start: Tensor, end: Tensor, spans: Tensor, marginal: str) -> Tensor:
     """- log of the probability that gold spans have together, in nats, [B]; 0 where none is. Of
     logits [B, N], -inf where no span can start or end, and first and last tokens, each pair once,
-    int64 [B, A, 2]; -1: no more. By "joint", a span has the probability of its start times that of
-    its end; by "apart", starts and ends are summed each by themselves (Clark and Gardner, 2018),
-    which counts what begins with one span and ends with another."""
+    int64 [B, A, 2]; -1: no more. By "joint", a span's is that of its start times that of its end;
+    by "apart", starts and ends are summed each by themselves (Clark and Gardner, 2018)."""
     some = spans[..., 0] >= 0
     places = spans.clamp(min=0).unbind(-1)
     if marginal == "apart":
@@ -113,13 +111,12 @@ def answer_parts(
 class QACriterion(SummedLogs, FairseqCriterion):
     """Loss of a short answer's start and end, of the long answer's paragraph, and of the type.
 
-    Each part is the cross-entropy of all right choices together: of several gold spans, the model
-    needs to find one. Where types share the spans' softmaxes, it also logs ``nll`` of all gold
-    answers together, and in validation ``nll_one`` of the last one listed alone, XLQA's NLL. Of a
-    model that says which sentences support the answer, the loss is the mean of five parts: start,
-    end, paragraph, type and sentences (ETC's HotpotQA has no paragraph). Validation logs scores
-    over the questions whose answers are known: of SQuAD 2.0, of long answers, XLQA's AvNA, and
-    HotpotQA's of sentences. Raises ValueError: a task that is not ``clusterformer_qa``.
+    Each part is the cross-entropy of all right choices together. Where types share the spans'
+    softmaxes, it also logs ``nll`` of all gold answers together, and in validation ``nll_one`` of
+    the last one listed alone, XLQA's NLL. Of a model that says which sentences support the answer,
+    the loss is the mean of five parts: start, end, paragraph, type and sentences. Validation logs
+    scores over the questions whose answers are known: of SQuAD 2.0, of long answers, XLQA's AvNA,
+    and HotpotQA's of sentences. Raises ValueError: a task that is not ``clusterformer_qa``.
     """
 
     def __init__(self, task, span_marginal: str):

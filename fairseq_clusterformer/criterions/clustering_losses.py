@@ -69,8 +69,7 @@ class ClusteringLosses:
     def build_criterion(cls, cfg: ClusteringLossConfig, task):
         """The criterion, whose own arguments fairseq takes from the options by their names."""
         criterion = super().build_criterion(cfg, task)
-        for name in ClusteringLossConfig.__annotations__:
-            setattr(criterion, name, getattr(cfg, name))
+        criterion.weights = cfg
         return criterion
 
     def forward(self, model, sample, reduce=True):
@@ -89,9 +88,9 @@ class ClusteringLosses:
             mean = (clustering or {}).get(name, loss.new_zeros(()))
             logging_output[name] = mean.detach() * sample_size
         if model.training and reduce:
-            loss = self.task_loss_weight * loss
+            loss = self.weights.task_loss_weight * loss
             if clustering is not None:
-                loss = loss + sample_size * weighted(clustering, self)
+                loss = loss + sample_size * weighted(clustering, self.weights)
         return loss, sample_size, logging_output
 
     @classmethod

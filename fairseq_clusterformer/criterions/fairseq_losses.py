@@ -36,10 +36,9 @@ def cross_entropy_in_chunks(
     floating dtype, and targets int64 [...]. ``smoothing`` is the share of a token's target that is
     divided among all words.
 
-    Logits of all tokens never exist. The gradient of a chunk's logits is known as soon as its loss
-    is: the forward pass makes of it the gradients of features and weights, which the backward pass
-    scales. torch's own ``linear_cross_entropy`` sums in half precision, where sums overflow, and
-    smooths no labels.
+    Logits of all tokens never exist: the forward pass makes of a chunk's the gradients of features
+    and weights, which the backward pass scales. torch's own ``linear_cross_entropy`` sums in half
+    precision, where sums overflow, and smooths no labels.
     """
     learns, given = torch.is_grad_enabled(), (features.flatten(0, -2), output.weight, output.bias)
     return _Sums.apply(learns, target.flatten(), ignore_index, smoothing, *given)

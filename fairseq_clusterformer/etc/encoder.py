@@ -15,7 +15,6 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import register_model
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_clusterformer.errors import refused
@@ -77,9 +76,7 @@ class ETCOptions(EncoderOptions):
         "auto", f"auto, {', '.join(IMPLEMENTATIONS)}", choices=("auto", *IMPLEMENTATIONS)
     )
     lift: str = option(
-        "",
-        "folder of BERT's form, or checkpoint of fairseq's roberta, of clusterformer_masked_lm or "
-        "of etc_masked_lm, whose weights the encoder starts from",
+        "", "folder of BERT's form, or checkpoint of a masked LM, fairseq's or ours, to start from"
     )
 
 
@@ -112,7 +109,8 @@ class ETCLayer(nn.Module):
         self.activation = activation(args.activation_fn)
         self.attention_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.final_norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.dropout, self.activation_dropout = args.dropout, args.activation_dropout
+        self.dropout = nn.Dropout(args.dropout)
+        self.activation_dropout = nn.Dropout(args.activation_dropout)
         self.before = args.encoder_normalize_before
 
     def forward(
@@ -125,11 +123,10 @@ class ETCLayer(nn.Module):
             if norms is self.attention_norms:
                 changes = self.self_attn(*given, structure)
             else:
-                inner = [self.activation(self.fc1(x)) for x in given]
-                rate = self.activation_dropout
-                changes = [self.fc2(dropout(x, rate, self.training)) for x in inner]
+                inner = [self.activation_dropout(self.activation(self.fc1(x))) for x in given]
+                changes = map(self.fc2, inner)
             pairs = zip(streams, changes, strict=True)
-            streams = [x + dropout(change, self.dropout, self.training) for x, change in pairs]
+            streams = [x + self.dropout(change) for x, change in pairs]
             if not self.before:
                 streams = _normed(norms, streams)
         return tuple(streams)
@@ -153,7 +150,7 @@ class ETCEncoder(nn.Module):
         if args.num_labels < labels:
             given = f"{args.max_distance}, and --num-labels {args.num_labels}"
             raise refused("--max-distance", given, f"with {labels} labels or more")
-        self.dictionary, self.block, self.dropout = dictionary, args.block, args.dropout
+        self.dictionary, self.block = dictionary, args.block
         self.checkpoint_activations = args.checkpoint_activations
         width = args.encoder_embed_dim
         self.embed_tokens = nn.Embedding(len(dictionary), width, dictionary.pad())
@@ -164,7 +161,7 @@ class ETCEncoder(nn.Module):
         self.centroids = None
         if args.clusters:
             self.centroids = nn.Parameter(torch.randn(args.clusters, width))
-        self.layernorm_embedding = nn.LayerNorm(width)
+        self.layernorm_embedding, self.dropout = nn.LayerNorm(width), nn.Dropout(args.dropout)
         self.layers = nn.ModuleList(ETCLayer(args) for _ in range(args.encoder_layers))
         ends = 2 if args.encoder_normalize_before else 0
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(ends))
@@ -220,7 +217,7 @@ class ETCEncoder(nn.Module):
         else:
             x = x + self.embed_types.weight[default]
             x = x if types is None else x + types
-        return dropout(self.layernorm_embedding(x), self.dropout, self.training)
+        return self.dropout(self.layernorm_embedding(x))
 
     def _of_clusters(self, padding: Tensor, given: Structure | None) -> Structure:
         """Each example's own centroids, as global tokens of it."""
@@ -278,9 +275,8 @@ class ETCModel(EncoderOnlyModel):
         CheckpointError for one that cannot be read, or that does not fit.
 
         Queries, keys and values go to every copy of theirs, norms to both streams. Positions have
-        no place, and labels and types start anew: where these are 0 and the radius covers the
-        text, the encoder is the dense one. Centroids start anew where another ETC encoder has
-        none.
+        no place; labels, types and centroids that the other one lacks start anew. Where labels and
+        types are 0 and the radius covers the text, the encoder is the dense one.
         """
         option, path, words, cfg = "--lift", self.args.lift, self.encoder.dictionary, {}
         if not path:

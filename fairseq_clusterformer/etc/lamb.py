@@ -1,7 +1,5 @@
-"""``--optimizer clusterformer_lamb``: LAMB (You et al. 2020, algorithm 2), on any device.
-
-fairseq's own ``lamb`` needs apex and a GPU.
-"""
+"""``--optimizer clusterformer_lamb``: LAMB (You et al. 2020, algorithm 2). fairseq's own needs
+apex and a GPU."""
 
 from ast import literal_eval
 from collections.abc import Collection

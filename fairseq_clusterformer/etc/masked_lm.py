@@ -1,8 +1,5 @@
-"""Model, task and criterion ``etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020).
-
-The task trains the model on documents with their sentences as parts, and to recognise hidden
-parts; ``clusterformer_masked_lm`` trains it on plain text in fixed blocks.
-"""
+"""Model, task and criterion ``etc_masked_lm``: ETC's pre-training (Ainslie et al. 2020) on
+documents with parts; task ``clusterformer_masked_lm`` trains the model on text in fixed blocks."""
 
 import copy
 import logging
@@ -120,12 +117,9 @@ class ETCMaskedLMLossConfig(FairseqDataclass):
 
 @register_criterion("etc_masked_lm", dataclass=ETCMaskedLMLossConfig)
 class ETCMaskedLMLoss(SummedLogs, FairseqCriterion):
-    """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts.
-
-    Each hidden part is to be recognised among those of the batch, by the dot product of what its
-    context expects and what it is, over sqrt(D). Both losses are means, so that the weights mean
-    the same in any batch.
-    """
+    """Cross-entropy of guessed words, and InfoNCE (van den Oord et al. 2018) of hidden parts: each
+    is to be recognised among those of the batch, by the dot product of what its context expects
+    and what it is, over sqrt(D). Both are means, so the weights mean the same in any batch."""
 
     def __init__(self, task, words_weight: float, parts_weight: float):
         super().__init__(task)

@@ -65,16 +65,13 @@ class MaskedParts(BySize):
     which do not see each other.
 
     In a share of the parts, all tokens are hidden; the model is to recognise these parts by their
-    global tokens. In the others, a share of the words is guessed. By default, of 10 of their
-    tokens 8 are hidden, 1 becomes another word and 1 stays. What is hidden differs between epochs.
+    global tokens. In the others, a share of the words is guessed. It differs between epochs.
 
     Args:
         lines: one binarised sentence an item; one without a word ends a document.
         dictionary: of the words; it has ``<mask>``.
         begins_word: whether each symbol begins a word, bool [symbols].
         cfg: the task's options.
-
-    Attributes:
         left_out, lost: lines of too short documents, and tokens of too long lines.
     """
 

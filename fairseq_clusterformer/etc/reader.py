@@ -65,11 +65,10 @@ class DocumentStructure:
     def read(
         self, outline: Outline, starts: Tensor, length: int, question: int
     ) -> tuple[Outline, int, int]:
-        """What is read of an outline, of documents' paragraphs at ``starts``, int64 [P], and of
-        so many of its tokens and of the question's: its sentences that have a global token.
-        Paragraphs and sentences have one each, in their order, as long as there is room. Returns
-        the outline, how many paragraphs have a global token, and how many paragraphs and sentences
-        have none. Raises ValueError: no room for the question and its candidates."""
+        """What has a global token of an outline, with paragraphs at ``starts``, int64 [P], for so
+        many tokens of the document and of the question: paragraphs and sentences, in their order,
+        as long as there is room. Returns the outline, how many paragraphs have one, and how many
+        of both have none. Raises ValueError: no room for the question and its candidates."""
         outline = outline.within(length)
         if not self.sentences:
             outline = outline.with_sentences(0)
@@ -97,10 +96,9 @@ class DocumentStructure:
         outline: Outline,
         dictionary: Dictionary,
     ) -> tuple[Tensor, GlobalTokens]:
-        """What is read of a question, ``<s> question </s>``: it and then ``<s>`` and the words of
-        each candidate, int64 [Q]. And its global tokens and those of its document: one for
-        ``<s>``, or one for each candidate instead; one for each token of the question; and for
-        each paragraph, whose starts are int64 [P], one for it and one for each sentence."""
+        """A question, ``<s> question </s>``, and then ``<s>`` and the words of each candidate,
+        int64 [Q]; and the global tokens of them and of the document, whose paragraphs start at
+        int64 [P]."""
         asked, bos = len(question) - 2, dictionary.bos()
         names = [torch.cat([question.new_tensor([bos]), name]) for name in outline.names]
         question = torch.cat([question, *names])
@@ -139,10 +137,9 @@ class ETCReaderConfig(ETCOptions):
 
     structure: str = option(
         "contexts",
-        "contexts: paragraphs are apart, their long tokens do not see each other, as in ETC's "
-        "HotpotQA and WikiHop; text: they follow each other, as in its Natural Questions; flat: "
-        "text where of all global tokens those of sentences and of the question's tokens alone "
-        "stand for something, the paper's ablation",
+        "contexts: paragraphs are apart, their long tokens do not see each other (HotpotQA, "
+        "WikiHop); text: they follow each other (Natural Questions); flat: text where the global "
+        "tokens of sentences and of the question alone stand for something (the ablation)",
         choices=("contexts", "text", "flat"),
     )
     fixed_blocks: bool = option(False, "global tokens stand for --block tokens each")
@@ -151,9 +148,7 @@ class ETCReaderConfig(ETCOptions):
     )
     supporting_facts: bool = option(False, "say which sentences support an answer; data must, too")
     narrow_cls: bool = option(
-        False,
-        "with --structure text --hard-global, the global <s> sees the long <s> alone, as in ETC's "
-        "Natural Questions; else it sees everything, as in its HotpotQA",
+        False, "with --structure text --hard-global, the global <s> sees the long <s> alone"
     )
 
 

@@ -20,9 +20,8 @@ def evaluate(
     those with gold facts ``sp_em`` and so on of these, and ``joint_em`` and so on of both.
 
     As in ``hotpot_evaluate_v1.py``: "yes", "no" and "noanswer" agree with themselves only, of
-    aliases the best by F1 counts, and a question without a prediction counts 0. Facts are a
-    question's supporting sentences, in any form that can be compared. Raises ValueError: see
-    :func:`.answers.check_gold`.
+    aliases the best by F1 counts, and a question without a prediction counts 0. Facts are its
+    supporting sentences, in any form that can be compared. Raises as :func:`.answers.check_gold`.
     """
     check_gold(gold)
     sums = Counter()

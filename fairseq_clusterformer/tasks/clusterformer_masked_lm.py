@@ -33,9 +33,7 @@ class ClusterformerMaskedLMTaskConfig(MaskedLMConfig):
     """fairseq's options, and one more."""
 
     next_sentence: bool = option(
-        False,
-        "train on pairs of texts, and guess whether the second one follows the first, as BERT "
-        "does; data of `clusterformer prepare lm text --sentences`",
+        False, "train on pairs of texts: guess whether the second follows the first, as BERT does"
     )
 
 

@@ -32,8 +32,7 @@ class ClusterformerSentenceConfig(DataOptions):
     regression_target: bool = option(False, "a label is a number, in label/SPLIT.label")
     pair_form: str = option(
         "joined",
-        "how a pair is read: joined (one sequence <s> a </s> b </s> with segment embeddings) or "
-        "siamese (one after the other, by the same encoder)",
+        "how a pair is read: joined (one sequence with segments) or siamese (one after the other)",
         choices=PAIR_FORMS,
     )
     max_positions: int = option(512, "most tokens of a sequence", at_least=5)
