@@ -34,11 +34,8 @@ _SENTENCE = r"\S.*?(?:[.!?][\"'\u201d)]*(?=\s+[\p{Lu}\p{N}\"'\u201c(])|$)"
 
 @cache
 def byte_symbols() -> list[str]:
-    """Return a symbol for each of the 256 byte values, as in every ``dict.txt`` of bytes.
-
-    Printable ASCII stands for itself, every other byte (the space too, which separates symbols in
-    fairseq's files) for its two hex digits: ``"Hi you\\n"`` is ``H i <20> y o u <0A>``.
-    """
+    """Return the symbols of the 256 byte values: printable ASCII stands for itself, every other
+    byte (the space too, which separates symbols in fairseq's files) for its two hex digits."""
     return [chr(byte) if 0x21 <= byte <= 0x7E else f"<{byte:02X}>" for byte in range(256)]
 
 

@@ -68,11 +68,7 @@ def split_lines(block: str) -> list[str]:
 
 
 class TextCoding:
-    """How a prepared folder of text codes its tokens.
-
-    Args:
-        dictionary: fairseq's, of the same folder.
-        model: of the folder's subwords or words.
+    """How a prepared folder of text codes its tokens: by the model of its subwords, or by words.
 
     Attributes:
         unit: what a token is: "byte", "piece" or "word".
@@ -176,11 +172,8 @@ class TextCoding:
             before = token
 
     def stream(self, tokens: Iterable[int], after: int | None = None) -> Iterator[str]:
-        """Yield what each token adds to the text; joined, it is `decode`.
-
-        A character that several tokens share comes with the last of them. What is no character
-        becomes the replacement character. What is left open at the end comes as one more string.
-        """
+        """Yield what each token adds to the text; a character that several tokens share comes with
+        the last of them. What is no character becomes U+FFFD; at the end, by one more string."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         yield from map(decoder.decode, self.chunks(tokens, after))
         if rest := decoder.decode(b"", final=True):

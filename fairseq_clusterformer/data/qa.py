@@ -15,11 +15,10 @@ one item per question, all in the same order:
                           those of ``candidates``, and ``titled``: texts begin with their titles.
                           A paragraph is [title, text], or in Natural Questions [title, text,
                           [start, end), words], of its tokens and of each word's token
-``SPLIT.lines.npy``       where each of these lines begins, and the file's length, int64
 ``SPLIT.structure``       .bin, .idx (int32): all else that an `Example` has; see `Example.items`
 ========================  =====================================================================
 
-.bin and .idx are fairseq's (``mmap``), in symbols of ``dict.txt``, without ``</s>``.
+Its .bin, .idx and ``SPLIT.lines.npy`` are as of `stored`, in symbols of ``dict.txt``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -119,12 +119,9 @@ class QuestionDataset(BySize):
 
     def _types(self, index: int, example: Example) -> Tensor:
         """The types that an answer to the question may have, bool [5]; all, if that is unknown."""
-        types = set()
-        if example.answerable is False:
-            types.add("none")
-        elif example.answerable:
-            if example.yes_no:
-                types.add(example.yes_no)
+        types = {"none"} if example.answerable is False else set()
+        if example.answerable:
+            types |= {example.yes_no} - {None}
             # an answer that was not found in the document has a text but no span
             if len(example.answers) or {*self.data.texts(index)["texts"]} - {example.yes_no}:
                 types.add("short")
@@ -168,22 +165,16 @@ class QuestionDataset(BySize):
         if self.structure is not None:
             globals_ = [sample["globals"] for sample in samples]
             batch["net_input"]["structure"] = self.structure.batch(globals_, self.dictionary.pad())
-            outlines = [sample["outline"] for sample in samples]
-            right = [-1 if outline.right is None else outline.right for outline in outlines]
-            batch["target"] |= {
-                "supporting": pad_sequence(list(map(_supporting, outlines)), True, -1),
-                "candidate": torch.tensor(right),
-            }
+            supporting, right = [], []
+            for outline in (sample["outline"] for sample in samples):
+                known = outline.supporting is not None
+                supporting.append(torch.full((len(outline.sentences),), 0 if known else -1))
+                if known:
+                    supporting[-1][outline.supporting] = 1
+                right.append(-1 if outline.right is None else outline.right)
+            batch["target"]["supporting"] = pad_sequence(supporting, True, -1)
+            batch["target"]["candidate"] = torch.tensor(right)
         return batch
-
-
-def _supporting(outline: Outline) -> Tensor:
-    """For each sentence, whether it supports the answer: 1, 0, or -1 for unknown, int64 [S]."""
-    known = outline.supporting is not None
-    told = torch.full((len(outline.sentences),), 0 if known else -1)
-    if known:
-        told[outline.supporting] = 1
-    return told
 
 
 def _left(example: Example, length: int, paragraphs: int) -> tuple[Tensor, Tensor, bool]:
@@ -212,7 +203,6 @@ class WindowData:
     in Alberti et al. 2019, the window whose best answer is likeliest beside "no answer" answers.
 
     Args:
-        whole: the questions.
         size: tokens of a window, with an ``<s>`` in front of one that begins within a paragraph.
         stride: between the first tokens of two windows, below ``size``.
         share: of the windows without an answer that are kept, drawn at random.

@@ -52,14 +52,9 @@ class RecordWriter(ExitStack):
 
 
 class RecordData(Sequence):
-    """The records of a split; only those that are asked for are read into memory. Raises
-    FileNotFoundError: if a file of the split is missing; ValueError: if the files do not hold
-    equally many records.
-
-    Args:
-        parts: that must be there.
-        made_by: the command that makes them.
-    """
+    """The records of a split, which the command `made_by` makes; only those that are asked for
+    are read into memory. Raises FileNotFoundError: if a file of one of the `parts` is missing;
+    ValueError: if the files do not hold equally many records."""
 
     def __init__(self, folder: Path | str, split: str, parts: Sequence[str], made_by: str) -> None:
         self.prefix = prefix = Path(folder) / split
@@ -73,8 +68,7 @@ class RecordData(Sequence):
             self._lines = np.load(f"{prefix}.lines.npy", mmap_mode="r")
             lines = len(self._lines) - 1
         self._texts = Path(f"{prefix}.jsonl")
-        counts = {part: len(data) for part, data in self._parts.items()}
-        counts |= {"lines": lines}
+        counts = {part: len(data) for part, data in self._parts.items()} | {"lines": lines}
         if len(set(counts.values())) != 1 or self._texts.stat().st_size != self._lines[-1]:
             allowed = f"; allowed: files as `{made_by}` made them"
             raise ValueError(f"{prefix}: its files are of different data: {counts}{allowed}")

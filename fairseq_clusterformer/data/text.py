@@ -91,7 +91,8 @@ class TextPipeline:
         # by which a text asks a Marian of several languages for one of them, such as >>fra<<
         if self._models[0] is not self._models[1] and code.startswith(">>") and end:
             begin, tokens = [code + end], rest
-        return " ".join([*begin, *self._model_of(lang).split(tokens)])
+        model = self._models[lang == self.languages[1]]
+        return " ".join([*begin, *model.split(tokens)])
 
     def words(self, subwords: str, lang: str | None = None) -> str:
         """Return the tokens in language `lang` that `subwords` were made from."""
@@ -99,7 +100,7 @@ class TextPipeline:
 
         if self.bpe == "subword_nmt":
             return join_codes(subwords.split())
-        return self._model_of(lang).join(subwords.split())
+        return self._models[lang == self.languages[1]].join(subwords.split())
 
     def encode(self, line: str, lang: str) -> str:
         """Return the subwords of a raw line in language `lang`, joined by blanks."""
@@ -128,9 +129,6 @@ class TextPipeline:
         own = self.model.with_name(TARGETS_OWN)
         first = Subwords(self.model)
         return [first, Subwords(own) if own.is_file() else first]
-
-    def _model_of(self, lang: str | None) -> "Subwords":
-        return self._models[lang == self.languages[1]]
 
 
 @cache

@@ -115,14 +115,10 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         if self.can_generate():  # as in fairseq: padding is no word
             self.generation_config.suppress_tokens = [config.pad_token_id]
 
-    # fairseq's constructors set the initial values, on the CPU instead of a meta device. So what
-    # a checkpoint lacks keeps them.
+    def _init_weights(self, *_: object) -> None:
+        """fairseq's constructors did it, on the CPU: what a checkpoint lacks keeps its values."""
 
-    def _init_weights(self, module: nn.Module) -> None:
-        pass
-
-    def _move_missing_keys_from_meta_to_device(self, missing_keys, device_map, *args) -> None:
-        pass
+    _move_missing_keys_from_meta_to_device = _init_weights
 
     def state_dict(self, *args, **kwargs):
         """As of every module, without what is no tensor: fairseq's training alone needs it."""
@@ -216,10 +212,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
             if cache is None and torch.equal(in_document[real], found[real]):
                 if self.config.family == "clusterformer_lm":
                     return tokens, documents
-                problem = (
-                    "say that rows hold several documents, which this model cannot keep apart"
-                )
-                raise ValueError(f"position_ids {problem}; allowed: one a row")
+                what = "position_ids say that rows hold several documents, which this model cannot"
+                raise ValueError(f"{what} keep apart; allowed: one a row")
         raise ValueError(
             "position_ids count neither each row's tokens from 0 nor, without a cache, those "
             "of each document in it; allowed: None, or one of these"

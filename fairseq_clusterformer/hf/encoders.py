@@ -101,10 +101,9 @@ class ClusterformerForMaskedLM(_EncoderWithHead):
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As transformers'; the head's weight is the embeddings, its bias grows with them."""
         found = super().resize_token_embeddings(*args, **kwargs)
-        head, size = self.model.lm_head, self.config.vocab_size
-        if len(head.bias) != size:
-            bias = head.bias.detach()[:size]
-            head.bias = nn.Parameter(nn.functional.pad(bias, (0, size - len(bias))))
+        head = self.model.lm_head
+        if more := self.config.vocab_size - len(head.bias):
+            head.bias = nn.Parameter(nn.functional.pad(head.bias.detach(), (0, more)))
         head.weight = self.model.encoder.embed_tokens.weight
         return found
 

@@ -59,14 +59,11 @@ logger = logging.get_logger("fairseq_clusterformer")
 
 #: class of each family of architectures
 KINDS = {
-    kind.families[0]: kind
-    for kind in (
-        ClusterformerForCausalLM,
-        ClusterformerForConditionalGeneration,
-        ClusterformerForMaskedLM,
-        ClusterformerForSequenceClassification,
-        ClusterformerForQuestionAnswering,
-    )
+    "clusterformer_lm": ClusterformerForCausalLM,
+    "clusterformer": ClusterformerForConditionalGeneration,
+    "clusterformer_masked_lm": ClusterformerForMaskedLM,
+    "clusterformer_classifier": ClusterformerForSequenceClassification,
+    "clusterformer_reader": ClusterformerForQuestionAnswering,
 }
 CONFIG, README = "config.json", "README.md"
 MARK = "<!-- how to use it -->"
@@ -95,12 +92,9 @@ def export(
     dtype: str = "float32",
     force: bool = False,
 ) -> Path:
-    """Write a model as a folder that ``from_pretrained`` of the Auto classes reads; return `out`.
-    Raises UserError for a model of another kind, or if `out` cannot be written.
-
-    Args:
-        out, dtype, force: as of :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle`.
-    """
+    """Write a model as a folder that ``from_pretrained`` of the Auto classes reads, as
+    :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle` does; return `out`. Raises
+    UserError for a model of another kind, or if `out` cannot be written."""
     out = Path(out)
     if dtype not in DTYPES:
         raise bad_option("--dtype", dtype, ", ".join(DTYPES))

@@ -22,12 +22,9 @@ from transformers.utils.deprecation import deprecate_kwarg
 from .base import ClusterformerCache, ClusterformerPreTrainedModel
 
 #: read by generate, which passes some on to every forward
-_STEERING = set(vars(GenerationConfig())) - {"output_attentions"}
-_STEERING |= {
-    name
-    for function in (GenerationMixin.generate, GenerationMixin._assisted_decoding)
-    for name in signature(function).parameters
-} - {"inputs_embeds"}
+_STEERING = {*vars(GenerationConfig()), *signature(GenerationMixin.generate).parameters}
+_STEERING |= {*signature(GenerationMixin._assisted_decoding).parameters}
+_STEERING -= {"output_attentions", "inputs_embeds"}
 
 
 class GeneratingModel(ClusterformerPreTrainedModel, GenerationMixin):

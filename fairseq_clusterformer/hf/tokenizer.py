@@ -33,13 +33,9 @@ def has_titles(folder: Path) -> bool:
 def write_tokenizer(
     data: Path, out: Path, dictionary: Dictionary, form: str, config: dict, **how: object
 ) -> None:
-    """Write ``tokenizer.json`` of a data folder to `out`, with what transformers is to know of it.
-    Raises ValueError for what the file cannot say.
-
-    Args:
-        form, how: as of :func:`~fairseq_clusterformer.data.tokenizer_json.make`.
-        config: more for ``tokenizer_config.json``; special tokens as `dictionary` has them.
-    """
+    """Write ``tokenizer.json`` of a data folder to `out`, as `make` has it, with what transformers
+    is to know of it: `config` is more of this, special tokens as `dictionary` has them. Raises
+    ValueError for what the file cannot say."""
     made = make(data, dictionary, form, **how)
     names = {number: token for token, number in made.get_vocab().items()}
     given = read_json(data / _CONFIG) if (data / _CONFIG).is_file() else {}
