@@ -63,8 +63,7 @@ def codes(file: Path) -> Tokenizer:
             letters |= {*whole[:-1], whole[-1:] + part[len(whole) :]}
         pieces = dict.fromkeys(["<unk>", *sorted(letters), *map("".join, merges)])
         vocabulary = {piece: number for number, piece in enumerate(pieces)}
-        how = {"unk_token": "<unk>", "end_of_word_suffix": END}
-        made = Tokenizer(models.BPE(vocabulary, merges, **how))
+        made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", end_of_word_suffix=END))
     made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     return made
 
@@ -91,8 +90,7 @@ def pieces(model: Path, line_end: str = "</s>") -> Tokenizer:
         if piece.type == _USER_DEFINED:  # as sentencepiece prefers them
             score = len(piece.piece.encode()) * highest - 0.1
         vocabulary.append((piece.piece, score))
-    how = {"unk_id": kind.unk_id, "byte_fallback": kind.byte_fallback}
-    made = Tokenizer(models.Unigram(vocabulary, **how))
+    made = Tokenizer(models.Unigram(vocabulary, kind.unk_id, kind.byte_fallback))
     charsmap, steps = own.precompiled_charsmap, _paragraphs() if line_end == "<s>" else []
     normal = [normalizers.Precompiled(charsmap)] if charsmap else []
     how = {"strip": own.remove_extra_whitespaces, "prefix": own.add_dummy_prefix}
@@ -150,8 +148,6 @@ def _lines(line_end: str, blanks: str, *own, strip: bool, prefix: bool) -> norma
 
 def _decoder(first: list, *, prefix: bool) -> decoders.Decoder:
     """What writes tokens as a text, and ``</s>`` as a line's end unless it begins the text."""
-    blank = " ?" if prefix else ""
-    ends = [
-        decoders.Replace(Regex(f"{at}</s>{blank}"), to) for at, to in ((r"\A", ""), ("", "\n"))
-    ]
-    return decoders.Sequence([*first, decoders.Fuse(), *ends])
+    end = "</s> ?" if prefix else "</s>"
+    first = [*first, decoders.Fuse(), decoders.Replace(Regex(rf"\A{end}"), "")]
+    return decoders.Sequence([*first, decoders.Replace(Regex(end), "\n")])

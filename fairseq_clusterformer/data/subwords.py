@@ -60,12 +60,6 @@ class Tokens:
             raise ValueError(f"characters [{start}, {end}) are in no token; allowed: 1 or more")
         return first + int(held[0]), first + int(held[-1]) + 1
 
-    def text(self, text: str, first: int, last: int) -> str:
-        """Return the text of tokens [first, last), without blanks around it."""
-        if not 0 <= first < last <= len(self):
-            raise ValueError(f"tokens [{first}, {last}) of {len(self)}; allowed: 1 or more")
-        return text[self.starts[first] : self.ends[last - 1]].strip()
-
 
 class Subwords:
     """A tokenizer of the library `tokenizers`, which reads texts in one form of Unicode.
@@ -259,9 +253,6 @@ def load_prepared(folder: Path, name: str = TOKENIZER) -> Subwords:
 def texts_of(folder: Path, dictionary: "Dictionary") -> list[str]:
     """What each symbol of a prepared folder's dictionary stands for, see `Subwords`; empty of
     fairseq's own. In a folder without a model of subwords, each symbol is a word."""
-    own = dictionary.symbols[dictionary.nspecial :]
-    known = {symbol: f" {symbol}" for symbol in own}
-    if has_subwords(folder):
-        pieces = load_prepared(folder)
-        known = dict(zip(pieces.symbols, pieces.texts, strict=True))
-    return [""] * dictionary.nspecial + [known.get(symbol, "") for symbol in own]
+    pieces = load_prepared(folder) if has_subwords(folder) else Words(dictionary)
+    known, own = dict(zip(pieces.symbols, pieces.texts, strict=True)), dictionary.nspecial
+    return [""] * own + [known.get(symbol, "") for symbol in dictionary.symbols[own:]]

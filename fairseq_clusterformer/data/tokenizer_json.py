@@ -100,8 +100,7 @@ def make(
         single, template = single.replace(symbol, name), template.replace(symbol, name)
     made = Tokenizer.from_str(json.dumps(content | dict.fromkeys(_UNUSED_PARTS)))
     special = [(names[number], number) for number in around]
-    how = {"single": single, "pair": template, "special_tokens": special}
-    made.post_processor = processors.TemplateProcessing(**how)
+    made.post_processor = processors.TemplateProcessing(single, template, special)
     return made
 
 

@@ -86,11 +86,7 @@ WRITTEN = "a folder that clusterformer export or save_pretrained wrote"
 
 
 def export(
-    loaded: Loaded,
-    out: Path | str,
-    *,
-    dtype: str = "float32",
-    force: bool = False,
+    loaded: Loaded, out: Path | str, *, dtype: str = "float32", force: bool = False
 ) -> Path:
     """Write a model as a folder that ``from_pretrained`` of the Auto classes reads, as
     :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle` does; return `out`. Raises
@@ -153,8 +149,7 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
         config.label2id = {label: number for number, label in config.id2label.items()}
         config.form = "joined" if task.is_pair else "text"
         with suppress(OSError, ValueError, LookupError, TypeError):
-            words = read_json(loaded.folder / WORDS)
-            config.text_length = words["settings"]["max_length"]
+            config.text_length = read_json(loaded.folder / WORDS)["settings"]["max_length"]
     return config
 
 
@@ -217,10 +212,9 @@ def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> Genera
         return GenerationConfig(**how, suppress_tokens=[bos, pad])
     del how["eos_token_id"]  # it is the end of a line, which ends no text
     how["suppress_tokens"] = [0, 1, 2, 3] if coding.unit == "byte" else [0, 1, 3]
-    if coding.unit != "byte" and config.task.get("add_bos_token"):
-        how["forced_bos_token_id"] = eos  # without a prompt, a text begins by <s> </s>
-    else:
-        how["bos_token_id"] = eos
+    # without a prompt, a text begins by <s> </s>
+    forced = coding.unit != "byte" and config.task.get("add_bos_token")
+    how["forced_bos_token_id" if forced else "bos_token_id"] = eos
     return GenerationConfig(**how)
 
 
@@ -296,7 +290,6 @@ def read(folder: Path, data: Path) -> Loaded:
         if config.task["_name"] == "masked_lm":
             problem = "it began as a masked language model, which does not say how texts become"
             raise ValueError(f"{problem} words; allowed: what began as a classifier")
-        (data / "label").mkdir()
         labels = symbol_dictionary(config.id2label[i] for i in sorted(config.id2label))
         labels.save(str(data / "label" / "dict.txt"))
         if config.task.get("num_classes"):

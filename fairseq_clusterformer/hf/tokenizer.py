@@ -97,16 +97,10 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
             self.source_symbols = Dictionary.load(source_dictionary)
         if languages is None:
             kwargs["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        self._of_target = False
+        self._switch_to_input_mode()
         special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
         kwargs = special | {"unk_token": "<unk>", "padding_side": "right"} | kwargs
         super().__init__(languages=languages, **kwargs)
-
-    @property
-    def symbols(self) -> Dictionary:
-        """The dictionary of what is read now: the source's, or within ``text_target`` the
-        target's."""
-        return self.target_symbols if self._of_target else self.source_symbols
 
     @cached_property
     def pipeline(self) -> TextPipeline:
@@ -126,10 +120,10 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         return {**self.symbols.indices, **self._added_tokens_encoder}
 
     def _switch_to_input_mode(self) -> None:
-        self._of_target = False
+        self.symbols, self._of_target = self.source_symbols, False  # of what is read now
 
-    def _switch_to_target_mode(self) -> None:
-        self._of_target = True
+    def _switch_to_target_mode(self) -> None:  # within ``text_target``
+        self.symbols, self._of_target = self.target_symbols, True
 
     def _tokenize(self, text: str, **kwargs) -> list[str]:
         if self.languages is not None:
