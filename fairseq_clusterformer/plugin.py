@@ -1,17 +1,11 @@
-"""``import fairseq_clusterformer.plugin`` does in Python what ``--user-dir`` does for commands.
-
-It registers the models, criterions, tasks and the text coding with fairseq, and mends fairseq for
-today's torch. It is the one module that knows all wings.
-"""
+"""``import fairseq_clusterformer.plugin`` does in Python what ``--user-dir`` does for commands: it
+registers the models, criterions, tasks and the text coding with fairseq, and mends fairseq for
+today's torch. It is the one module that knows all wings."""
 
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
 from .data import coding  # noqa: F401
 from .etc import lamb, masked_lm, reader  # noqa: F401
-from .tasks import (  # noqa: F401
-    clusterformer_masked_lm,
-    clusterformer_qa,
-    clusterformer_sentence,
-)
+from .tasks import clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence  # noqa: F401
 from .use import CLASSES
 
 CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"

@@ -171,8 +171,7 @@ def _from_int8(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def data_files(folder: Path) -> list[Path]:
-    """What a model reads from a data folder, beside its recipe: dictionaries and subwords. Raises
-    UserError: a link that leads out of it."""
+    """What a model reads from a data folder but its recipe. Raises UserError: a link out of it."""
     files = [file for pattern in (*_FILES, *CHAT_FILES) for file in folder.glob(pattern)]
     for file in files:
         check_inside(file, folder)

@@ -19,21 +19,9 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module
 from torch.overrides import TorchFunctionMode
 
-from fairseq_clusterformer.checkpoints.bundle import (
-    ALLOWED,
-    Loaded,
-    data_files,
-    is_bundle,
-    located,
-    no_file,
-    read_bundle,
-)
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.saving import UNREADABLE, check_state, why_no_checkpoint
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, first_line
@@ -41,6 +29,8 @@ from fairseq_clusterformer.models import lora
 from fairseq_clusterformer.models.checkpoints import unfit_numbers
 from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import check_ranges
+
+from .bundle import ALLOWED, Loaded, data_files, is_bundle, located, no_file, read_bundle
 
 import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
@@ -262,8 +252,8 @@ def as_large_as(numbers: int) -> Iterator[None]:
     """Stops models of far more numbers than a file has; ValueError: their options ask for them."""
     with ExitStack() as hooks:
         budget = hooks.enter_context(_Budget(numbers))
-        hooks.callback(register_module_parameter_registration_hook(budget.count).remove)
-        hooks.callback(register_module_buffer_registration_hook(budget.count).remove)
+        hooks.callback(module.register_module_parameter_registration_hook(budget.count).remove)
+        hooks.callback(module.register_module_buffer_registration_hook(budget.count).remove)
         yield
 
 

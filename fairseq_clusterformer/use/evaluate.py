@@ -13,13 +13,6 @@ from fairseq import utils
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_clusterformer.answers import (
-    AnswerLogits,
-    mean_logits,
-    natural_question,
-    ranked_answers,
-    ranking_options,
-)
 from fairseq_clusterformer.corpora.question_answering.records import Drops, json_lines
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
@@ -27,6 +20,7 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions
 from fairseq_clusterformer.metrics.natural_questions import Label
 
+from ..answers import AnswerLogits, mean_logits, natural_question, ranked_answers, ranking_options
 from ..checkpoints.load import Loaded, dataset_of
 from .base import device_of
 
@@ -211,8 +205,7 @@ def breakdown(found: Predictions) -> dict[str, dict[str, dict[str, float]]]:
         for (_, name), ids in sorted(rows.items()):
             scores = _score_texts(found, ids)
             exact = scores["exact" if found.some_unanswerable else "exact_match"]
-            numbers = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
-            result[title][name] = numbers
+            result[title][name] = {"questions": len(ids), "exact match": exact, "f1": scores["f1"]}
     return result
 
 

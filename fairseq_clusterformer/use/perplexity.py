@@ -54,8 +54,8 @@ def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = Fa
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
-    """Yield the blocks of a split of the data folder, as ``fairseq-eval-lm`` scores them. Raises
-    UserError: if there is no such split, or nothing in it."""
+    """The blocks of a split, as ``fairseq-eval-lm`` scores them. UserError: no split, or no
+    text."""
     dataset = dataset_of(loaded, split, "--gen-subset")
     return _blocks(loaded, dataset, f"--gen-subset is {split}")
 
@@ -262,8 +262,7 @@ class Breakdown:
         return b"".join(chunk if len(chunk) == 1 else b" " for chunk in chunks)
 
     def repeated_pairs(self, tokens: Sequence[int]) -> list[int]:
-        """Distances from each token to the last time that it stood after the same token; 0: it is
-        new, or the pair is no rare one."""
+        """How far back a token's pair with the one before stood last; 0: new, or no rare pair."""
         last: dict[tuple[int, int], int] = {}
         found = [0] * len(tokens)
         for i, pair in enumerate(pairwise(tokens), start=1):

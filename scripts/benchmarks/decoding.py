@@ -49,7 +49,7 @@ def converted(args: Namespace, text: str) -> Reader:
         features, _ = decoder(every, incremental_state=state, features_only=True)
         return decoder.output_layer(features[:, -1])[0]
 
-    tokens = language._begin(language.coding.encode(text))
+    tokens = language._given(text, "text", 1)
     return Reader(tokens, read, lambda: tensors(state))
 
 

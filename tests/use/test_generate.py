@@ -33,7 +33,7 @@ def greedy_by_prefix(model: LanguageModel, tokens: torch.Tensor, more: int) -> t
 @pytest.mark.parametrize("name", ["checkpoint", "dense_checkpoint", "word_checkpoint"])
 def test_the_likeliest_are_those_of_a_pass_over_each_prefix(name, request):
     model = fairseq_clusterformer.load(request.getfixturevalue(name), device="cpu")
-    given = model._begin(model.coding.encode("The with"))
+    given = model._given("The with", "prompt", 1)
     wanted = greedy_by_prefix(model, given, 30)[len(given) :]
     text = model.generate("The with", 30, temperature=0)
     assert text == "The with" + model.coding.decode(wanted, int(given[-1]))

@@ -116,8 +116,8 @@ def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos
         model = with_options(path, tmp_path / "model.pt", add_bos_token=bos)
         language = LanguageModel(load_checkpoint(model), device="cpu")
         tokens, first = language.coding.encode("a"), [0] * bos
-        assert language._begin(tokens).tolist() == first + begin + tokens.tolist()
-        assert language._begin(tokens[:0]).tolist() == first + of_nothing
+        assert language._given("a", "text", 1).tolist() == first + begin + tokens.tolist()
+        assert language._given("", "text", 1).tolist() == first + of_nothing
         assert language.encode("a")[0].size(0) == bos + len(begin) + 1
 
 
