@@ -76,7 +76,7 @@ class QuestionDataset(BySize):
             "text_mask": text_mask(example.characters[:, :length]),
             "spans": answers.unique(dim=0) - torch.tensor([0, 1]),
             "last_span": answers[-1:] - torch.tensor([0, 1]),
-            "paragraphs": long,
+            "paragraphs": torch.zeros(length, dtype=torch.bool).index_fill(0, long, True),
             "types": self._types(index, example) | is_lost,
         }
 
@@ -139,25 +139,17 @@ class QuestionDataset(BySize):
           [B, 5]; of structured documents also ``supporting`` sentences, 1, 0 or -1 (unknown, or
           no more), int64 [B, S], and the right ``candidate``, int64 [B], -1: none.
         """
-        tokens = padded(samples, "document", self.dictionary.pad())
-        paragraphs = torch.zeros_like(tokens, dtype=torch.bool)
-        for row, sample in zip(paragraphs, samples, strict=True):
-            row[sample["paragraphs"]] = True
-        spans, last = (
-            pad_sequence([sample[name] for sample in samples], True, padding_value=-1)
-            for name in ("spans", "last_span")
-        )
         batch = {
             "split": self.split,
             "net_input": {
                 "question_tokens": padded(samples, "question", self.dictionary.pad()),
-                "document_tokens": tokens,
+                "document_tokens": padded(samples, "document", self.dictionary.pad()),
                 "text_mask": padded(samples, "text_mask", False),
             },
             "target": {
-                "spans": spans,
-                "last_span": last,
-                "paragraphs": paragraphs,
+                "spans": pad_sequence([sample["spans"] for sample in samples], True, -1),
+                "last_span": pad_sequence([sample["last_span"] for sample in samples], True, -1),
+                "paragraphs": padded(samples, "paragraphs", False),
                 "types": torch.stack([sample["types"] for sample in samples]),
             },
             "ntokens": sum(len(sample["document"]) for sample in samples),

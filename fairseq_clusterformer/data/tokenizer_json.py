@@ -16,8 +16,6 @@ from .characters import letters_of_bytes
 from .coding import TextCoding
 from .subwords import MODEL, Subwords
 
-_UNUSED_PARTS = ("post_processor", "truncation", "padding")  # of a file that is given
-
 #: what a kind of model reads, in the words of templates of `tokenizers`: what stands around one
 #: text ``$A``; what a pair has behind it; and the special symbol for a line end, which bytes and
 #: GPT-2's byte pairs have no need of
@@ -98,7 +96,8 @@ def make(
     for number in around:
         symbol, name = dictionary[number], names[number]
         single, template = single.replace(symbol, name), template.replace(symbol, name)
-    made = Tokenizer.from_str(json.dumps(content | dict.fromkeys(_UNUSED_PARTS)))
+    unused = dict.fromkeys(("post_processor", "truncation", "padding"))
+    made = Tokenizer.from_str(json.dumps(content | unused))
     special = [(names[number], number) for number in around]
     made.post_processor = processors.TemplateProcessing(single, template, special)
     return made

@@ -150,15 +150,11 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         return [*begin, *token_ids_0, self.eos_token_id, *second]
 
     def get_special_tokens_mask(
-        self,
-        token_ids_0: list[int],
-        token_ids_1: list[int] | None = None,
-        already_has_special_tokens: bool = False,
+        self, token_ids_0: list[int], token_ids_1=None, already_has_special_tokens=False
     ) -> list[int]:
-        given = token_ids_0
         if not already_has_special_tokens:
-            given = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
-        return [int(token in self.all_special_ids) for token in given]
+            token_ids_0 = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
+        return [int(token in self.all_special_ids) for token in token_ids_0]
 
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
