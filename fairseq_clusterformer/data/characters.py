@@ -119,5 +119,4 @@ def joins(character: str) -> bool:
 def sentences(text: str) -> Iterator[tuple[int, int]]:
     """Where the sentences of a line begin, and where they end: behind a mark of its end that a
     blank and then a capital letter, a number or a quotation mark follow, and at the line's end."""
-    for match in compiled(_SENTENCE).finditer(text):
-        yield match.span()
+    return (match.span() for match in compiled(_SENTENCE).finditer(text))

@@ -90,8 +90,7 @@ class TextCoding:
 
     @property
     def ends_texts(self) -> bool:
-        """Whether ``</s>`` is the end of a text, as of subwords that keep line ends; else that of
-        a line, or among bytes of nothing."""
+        """Whether ``</s>`` ends a text, as of subwords that keep line ends, or a line."""
         return self.unit != "byte" and not self._lines
 
     @staticmethod
@@ -101,8 +100,7 @@ class TextCoding:
 
     @staticmethod
     def from_folder(folder: Path | str, dictionary: Dictionary | None = None) -> "TextCoding":
-        """The coding of a prepared folder, or of a bundle, for a dictionary or the folder's own;
-        raises UserError if there is none."""
+        """Of a prepared folder or bundle, for a dictionary or its own; UserError: it has none."""
         folder = Path(folder)
         if dictionary is None:
             if not (folder / "dict.txt").is_file():

@@ -50,8 +50,7 @@ def gpt2(folder: Path, line_end: str | None = None) -> Tokenizer:
 
 
 def codes(file: Path) -> Tokenizer:
-    """Byte pairs of the codes of subword-nmt, or UserError; their tokens at a word's end are led
-    by their mark."""
+    """Byte pairs of subword-nmt's codes, or UserError; a token at a word's end has their mark."""
     with reading(file, "codes of subword-nmt"):
         version, *lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
         if version != "#version: 0.2":

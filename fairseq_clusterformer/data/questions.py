@@ -275,8 +275,7 @@ class WindowData:
 
 
 def _answers(example: Example, window: _Window) -> tuple[Tensor, Tensor, Tensor]:
-    """What a window holds, in tokens and paragraphs of its own: where paragraphs start, short and
-    long answers; see `Example`."""
+    """Where a window's paragraphs start, and short and long answers, as `Example` has them."""
     starts = example.paragraph_starts
     own = (starts >= window.first) & (starts < window.last)
     begins = starts[own]

@@ -205,8 +205,7 @@ class NextSentences(BySize):
         return np.concatenate([self.lines[i][:-1].numpy() for i in self._line[first:last]])
 
     def batch(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """``src_tokens``, ``segments`` and ``target``, int64 [B, N], and ``follows``,
-        int64 [B]."""
+        """``src_tokens``, ``segments`` and ``target``, int64 [B, N]; ``follows``, int64 [B]."""
         pad = self.dictionary.pad()
         lengths = torch.tensor([len(sample["tokens"]) for sample in samples])
         return {

@@ -227,8 +227,8 @@ class ClusterformerPreTrainedModel(PreTrainedModel):
         tokens: Tensor,
         cache: ClusterformerCache | None,
         output_hidden_states: bool | None,
-        encoded: dict[str, list[Tensor]] | None = None,
         documents: Tensor | None = None,
+        encoded: dict[str, list[Tensor]] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None, dict[str, list]]:
         """The decoder's features [B, N, D]; without a cache also wanted states, and reports."""
         decoder = self.model.decoder

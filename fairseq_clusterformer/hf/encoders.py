@@ -48,7 +48,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         wanted = self._wants_states(output_hidden_states)
         tokens, documents = self._tokens(input_ids, attention_mask, position_ids)
         if self.config.family == "clusterformer_lm":
-            x, states, _ = self._decoded(tokens, None, wanted, documents=documents)
+            x, states, _ = self._decoded(tokens, None, wanted, documents)
         else:
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x = encoded["encoder_out"][0].transpose(0, 1)

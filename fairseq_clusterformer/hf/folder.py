@@ -153,11 +153,8 @@ def config_of(loaded: Loaded) -> ClusterformerConfig:
     return config
 
 
-def _write_tokenizer(
-    loaded: Loaded, config: ClusterformerConfig, out: Path, as_berts: bool
-) -> None:
-    """Write ``tokenizer.json`` of a model's text, or what Python reads instead. Raises UserError
-    for a text that neither can say."""
+def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path, bert: bool) -> None:
+    """``tokenizer.json``, or what Python reads instead; UserError: neither can say the text."""
     folder, dictionary = loaded.folder, loaded.task.source_dictionary
     form, most = KINDS[config.family].form, config.max_position_embeddings
     if form == "translation" or (form == "reader" and has_titles(folder)):
@@ -177,7 +174,7 @@ def _write_tokenizer(
         how["unicode"] = form_of(folder, READ_FORM)
         about |= _OF_PAIR
         about["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        if as_berts:  # the longest question of a training with a whole window behind it
+        if bert:  # the longest question of a training with a whole window behind it
             most = loaded.task.cfg.max_question_positions + loaded.model.args.window_size
             about["model_max_length"] = min(loaded.model.args.window_positions, most)
     elif form == "sentence":
@@ -236,8 +233,7 @@ def slow_tokenizer(folder: Path, config: ClusterformerConfig) -> ClusterformerTo
 
 
 def _card(loaded: Loaded, config: ClusterformerConfig, needs: str) -> str:
-    """``README.md``: front matter for the hub, the card, and how to use the model, with the line
-    of Python that it ``needs`` first."""
+    """``README.md``: for the hub, and how to use the model, which ``needs`` a line of Python."""
     if (loaded.path / CARD).is_file():
         card = (loaded.path / CARD).read_text(encoding="utf-8")
     else:  # what the checkpoint itself says

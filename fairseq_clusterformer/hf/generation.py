@@ -122,8 +122,7 @@ class StopsAtText(StoppingCriteria):
 
 
 class ClusterformerForCausalLM(GeneratingModel):
-    """fairseq's language model over a clustered decoder. Rows of a batch are those rows alone,
-    whichever side they are padded on."""
+    """fairseq's language model over a clustered decoder; rows may be padded on either side."""
 
     families = ("clusterformer_lm",)
     auto, form, hub_task = "AutoModelForCausalLM", "text", "text-generation"
@@ -159,9 +158,7 @@ class ClusterformerForCausalLM(GeneratingModel):
                 raise ValueError(f"attention_mask has {given} tokens; allowed: {right}, {allowed}")
             attention_mask = attention_mask[:, -input_ids.size(1) :]
         tokens, documents = self._tokens(input_ids, attention_mask, position_ids, cache)
-        x, states, reports = self._decoded(
-            tokens, cache, output_hidden_states, documents=documents
-        )
+        x, states, reports = self._decoded(tokens, cache, output_hidden_states, documents)
         if isinstance(logits_to_keep, int):
             if logits_to_keep:  # generation reads the end, also of rows that are padded there
                 padding = tokens.eq(self.config.pad_token_id)
@@ -248,7 +245,8 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
         tokens, _ = self._tokens(decoder_input_ids, decoder_attention_mask)
         cache = self._cache(cache, use_cache, output_hidden_states)
-        x, states, of_decoder = self._decoded(tokens, cache, output_hidden_states, encoded)
+        wanted = output_hidden_states
+        x, states, of_decoder = self._decoded(tokens, cache, wanted, encoded=encoded)
         logits, loss = self.model.decoder.output_layer(x), None
         if labels is not None:
             loss = self._token_loss(logits, labels, of_decoder | {"encoder": reports}, **kwargs)

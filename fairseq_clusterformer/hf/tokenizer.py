@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
@@ -177,15 +178,13 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
                 parts.append(self.subwords.join(symbols))
         return " ".join(parts)
 
-    def save_vocabulary(
-        self, save_directory: str, filename_prefix: str | None = None
-    ) -> tuple[str, ...]:
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple:
         made = []
         for name in self.vocab_files_names.values():
             target = Path(save_directory, f"{filename_prefix}-{name}" if filename_prefix else name)
             source = self.folder / name
             if source.is_file():
-                if not (target.exists() and target.samefile(source)):
+                with suppress(shutil.SameFileError):
                     shutil.copyfile(source, target)
                 made.append(str(target))
         return tuple(made)
