@@ -32,9 +32,8 @@ on and to ask in; it needs pip install ".[serve]" in the clone. There is no pass
 import argparse
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 
 from fairseq_clusterformer.errors import UserError
@@ -64,8 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors=errors)
     if args.serve and (missing := [n for n in ("fastapi", "uvicorn") if find_spec(n) is None]):
         allowed = 'pip install ".[serve]" in the clone, or no --serve'
-        problem = f"--serve needs {missing[0]}, which is not installed"
-        raise UserError(f"{problem}; allowed: {allowed}")
+        raise UserError(f"--serve needs {missing[0]}, which is not installed; allowed: {allowed}")
     from fairseq_clusterformer.checkpoints.bundle import is_bundle, located, no_file
     from fairseq_clusterformer.documents.sources import read_sources
 
@@ -73,9 +71,9 @@ def main(arguments: Sequence[str]) -> int:
         raise no_file(there, "--checkpoint")
     check_encoder(args.encoder)
     inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
-    page = partial(write_text, "--html", args.html, inputs=inputs, force=args.force)
+    how = {"inputs": inputs, "force": args.force}
     if args.html:
-        check_output("--html", args.html, inputs=inputs, force=args.force)
+        check_output("--html", args.html, **how)
     reading = {"encoding": args.encoding, "main_text": args.main_text}
     sources = read_sources(args.document, **reading, report=parser.say)
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
@@ -101,7 +99,11 @@ def main(arguments: Sequence[str]) -> int:
     for question in _questions(args):
         try:
             ranking = reader.ask(question, passages, args.top, **asking)
-            _show(question, ranking, page if args.html else None)
+            _show(ranking)
+            if args.html:
+                from fairseq_clusterformer.documents.drawing import answer_page
+
+                write_text("--html", args.html, answer_page(question.strip(), ranking), **how)
         except UserError as error:
             if not args.interactive:
                 raise
@@ -141,22 +143,21 @@ def _questions(args: argparse.Namespace) -> Iterator[str]:
                 yield question
 
 
-def _print(*texts: str, end: str = "\n") -> None:
-    print(*map(harmless, texts), end=end)
+def _print(*texts: str) -> None:
+    print(*map(harmless, texts))
 
 
-def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
+def _show(ranking) -> None:
     from fairseq_clusterformer.documents.found import confidence
 
     if ranking.verdict:
         _print(ranking.verdict, "The best guesses are:" if ranking else "")
     for rank, found in enumerate(ranking, 1):
         before, text, behind = found.around()
-        where = [found.file, *filter(None, [found.place])]
+        where = ", ".join(filter(None, [found.file, found.place]))
         if found.place.startswith("paragraph"):
-            first, last = found.characters
-            where.append(f"characters [{first}, {last})")
-        _print(f"{rank}. {found.text}\n   {confidence(found.probability)}: {', '.join(where)}")
+            where += ", characters [{}, {})".format(*found.characters)
+        _print(f"{rank}. {found.text}\n   {confidence(found.probability)}: {where}")
         if before or behind:
             _print(f"   {before}[{text}]{behind}")
         for sentence, probability in found.supporting:
@@ -164,10 +165,6 @@ def _show(question: str, ranking, page: Callable[[str], None] | None) -> None:
     if ranking.note:
         _print(ranking.note)
     sys.stdout.flush()
-    if page:
-        from fairseq_clusterformer.documents.drawing import answer_page
-
-        page(answer_page(question.strip(), ranking))
 
 
 def _parser() -> Parser:

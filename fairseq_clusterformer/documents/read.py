@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from fairseq import utils
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -50,10 +51,6 @@ class Reader(Pretrained):
         index: a folder to keep sentence vectors of documents in; None: none are kept.
         encoder: see `SentenceEncoder`; None: passages are chosen by their words alone.
         options: see `Pretrained`.
-
-    Attributes:
-        window, windows: tokens of a passage, and passages that are read for a question, unless
-            other numbers are asked for.
     """
 
     kind = "reader"
@@ -67,11 +64,11 @@ class Reader(Pretrained):
         self._structure, self._dictionary = self.task.structure, self.task.source_dictionary
         calibrated = (folder / CALIBRATION).is_file()
         self.weights = Weights.from_file(folder / CALIBRATION) if calibrated else Weights()
-        self.windows = self.model.windows
+        self.windows = self.model.windows  # passages that are read for a question, by default
         cfg, structured = self.task.cfg, self._structure is not None
-        self.window = cfg.max_positions_inference if structured else cfg.max_positions
-        self.window = self.window or TOKENS_AT_ONCE
-        self.window = min(self.window, self.weights.passage or self.window)
+        trained = cfg.max_positions_inference if structured else cfg.max_positions
+        tokens = (trained or TOKENS_AT_ONCE, self.weights.passage)
+        self.window = min(filter(None, tokens))  # tokens of a passage, by default
         self._keep_in(index, encoder)
         try:
             self._pieces = Pieces(subwords.load_prepared(folder), self._dictionary)
@@ -145,10 +142,8 @@ class Reader(Pretrained):
         """As `answer`, from passages as `index` and `passages` return them.
 
         Args:
-            least: the margin over "no answer" that an answer must have; see `Ranking`.
-            windows: passages to read at most, the most relevant ones; 0: all; None: as the class
-                has it.
-            candidates: their probabilities are the mean over passages.
+            least: see `Ranking`.
+            windows: passages to read, the most relevant ones; 0: all; None: as the class has it.
         """
         tokens, names = self.question(question), self._names(candidates)
         most = self.windows if windows is None else windows or len(passages)
@@ -237,12 +232,11 @@ class Reader(Pretrained):
             outline, *_ = self._structure.read(outline, document.starts, length, len(question))
             given = (question, document.starts, length, outline, words)
             question, row = self._structure.rows(*given)
-            batch = self._structure.batch([row], words.pad()).items()
-            more = [{name: tensor.to(self.device) for name, tensor in batch}]
+            more = [self._structure.batch([row], words.pad())]
         masks = [text_mask(section.document.characters) for section in sections]
         tokens = pad_sequence([section.tokens for section in sections], True, words.pad())
-        rows = (question.expand(len(sections), -1), tokens, pad_sequence(masks, True))
-        return self.model(*(each.to(self.device) for each in rows), *more)
+        given = [question.expand(len(sections), -1), tokens, pad_sequence(masks, True), *more]
+        return self.model(*utils.apply_to_sample(lambda x: x.to(self.device), given))
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
