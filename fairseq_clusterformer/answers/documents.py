@@ -133,8 +133,7 @@ class Document:
         """The tokens that show a character of [start, end) of a paragraph's text."""
         begins, ends = self.characters
         inside = text_mask(self.characters) & (begins < end) & (ends > start)
-        own = self.paragraph_of(len(inside)) == paragraph
-        return (own & inside).nonzero()[:, 0].tolist()
+        return (inside & (self.paragraph_of(len(inside)) == paragraph)).nonzero()[:, 0].tolist()
 
     def word_of(self, length: int) -> Tensor:
         """The number of the word that each of the first tokens ends in, int64 [length]. Blanks

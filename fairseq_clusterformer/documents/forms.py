@@ -1,7 +1,7 @@
 """Files of every form as paragraphs: what a file is, and which library reads it.
 
-A file's first bytes say what it is, and its ending where they do not. HTML is HTML whatever its
-name. A form that cannot be read is named; nothing is read as text that is none.
+A file's first bytes say what it is, and its ending where they do not. A form that cannot be read
+is named; nothing is read as text that is none.
 """
 
 import codecs
@@ -145,8 +145,7 @@ def _notebook(data: bytes, *_: object) -> Parsed:
     found = []
     for cell in json.loads(data)["cells"]:
         text = "".join(cell["source"])
-        is_code = cell["cell_type"] == "code"
-        found.append(f"~~~~~~\n{text}\n~~~~~~" if is_code else text)
+        found.append(f"~~~~~~\n{text}\n~~~~~~" if cell["cell_type"] == "code" else text)
         for out in cell.get("outputs", ()):
             shown = out.get("text", out.get("data", {}).get("text/plain", ""))
             found.append(f"~~~~~~\n{''.join(shown)}\n~~~~~~")
@@ -227,8 +226,7 @@ codecs.register_error("as-browsers", _of_no_letter)
 
 
 def _decoded(data: bytes, encoding: str | None, declared: str | None = None) -> str:
-    """The text of a file, with line ends as Python has them and without a byte order mark. A page
-    may hold a few bytes that are in no encoding."""
+    """The text of a file; a page may hold a few bytes that are in no encoding."""
     marked = next((name for mark, name in _MARKS.items() if data.startswith(mark)), None)
     used = encoding or marked or declared or "utf-8"
     is_strict = not declared or bool(encoding or marked)

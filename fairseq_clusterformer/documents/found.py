@@ -143,11 +143,7 @@ class Ranking(list[FoundAnswer]):
     note = ""  # a sentence about the question
 
     def __init__(
-        self,
-        answers: Sequence[FoundAnswer],
-        no_answer: float,
-        least: float = 0.0,
-        calibrated: bool = False,
+        self, answers: list[FoundAnswer], no_answer: float, least: float, calibrated: bool = False
     ) -> None:
         self.no_answer, self._least, self._calibrated = no_answer, least, calibrated
         enough = least == -math.inf or no_answer < _sigmoid(-least)  # which may both be 1
@@ -261,7 +257,7 @@ def ranked_candidates(reads: Sequence[SectionRead], top: int) -> Ranking:
     for own, share in zip(of_text.values(), shares, strict=True):
         answer, read = max(own, key=lambda each: (each[0].paragraph is not None, each[0].score))
         found.append(_found(share, math.inf, answer, "short", read))
-    return Ranking(sorted(found, key=lambda each: -each.probability)[:top], 0.0)
+    return Ranking(sorted(found, key=lambda each: -each.probability)[:top], 0.0, 0.0)
 
 
 def _candidates(read: SectionRead) -> Iterator[tuple[str, Answer]]:

@@ -1,7 +1,6 @@
-"""HTML as paragraphs, read as browsers show it: the parser follows the HTML standard.
+"""HTML as paragraphs, as browsers show it, but for menus and the readings of ruby.
 
-Block elements divide paragraphs, and so do two line ends (``<br><br>``) and blank lines in
-``<pre>``. What a browser does not show is not read, nor are menus and the readings of ruby.
+Block elements divide them, and so do two line ends (``<br><br>``) and blank lines in ``<pre>``.
 """
 
 import re
@@ -63,8 +62,7 @@ _XML_ENCODING = re.compile(r"""\s*<\?xml[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 
 
 def declared_encodings(data: bytes) -> Iterator[str]:
-    """The labels of the encoding that a page says it is in, where browsers heed them: in a
-    ``<meta>`` of its own, or in the declaration of XML."""
+    """The labels of the encoding that a page says it is in, where browsers heed them."""
     text = data[:100_000].decode("latin-1")
     for meta in LexborHTMLParser(text).css("meta"):
         own = {name.lower(): value or "" for name, value in meta.attributes.items()}
@@ -76,11 +74,8 @@ def declared_encodings(data: bytes) -> Iterator[str]:
 
 
 def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str]]]:
-    """The title, and paragraphs with the headings that they stand below.
-
-    Args:
-        marks: bars part the cells of a row, and items of lists have a dash or their number.
-    """
+    """The title, and paragraphs with the headings that they stand below. With `marks`, bars part
+    the cells of a row, and items of lists have a dash or their number."""
     end = text.lower().rfind("</noscript") + 11  # what is never closed is never found
     tree = LexborHTMLParser(_NOSCRIPT.sub("", text[:end]) + text[end:])
     title = next((node.text() for node in tree.css("head > title")), "")
@@ -186,8 +181,7 @@ def _before(node: LexborNode, own: _Open, above: _Open, marks: bool) -> str:
 
 
 def _styled(tree: LexborHTMLParser) -> tuple[set[int], set[int]]:
-    """The nodes that a rule of the page's style hides, unless another one shows them, and those
-    that it makes blocks."""
+    """The nodes that the page's style hides and does not show, and those that it makes blocks."""
     hidden, shown, blocks = set(), set(), set()
     for style in tree.css("style"):
         if re.search(r"(?i)screen|all|^$", style.attributes.get("media") or ""):

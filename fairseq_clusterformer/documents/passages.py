@@ -1,9 +1,8 @@
 """Which passages of documents a reader reads for a question, by their words and their meaning.
 
-The meaning is the vectors of a pre-trained encoder as it is, kept for the questions to come. An
-index is one database of vectors by keys. A key is a hash of the tokens that an encoder reads and
-of the encoder itself. So what has changed is encoded anew, for another encoder all is, and nothing
-is written twice.
+The vectors of a pre-trained encoder are kept for the questions to come, in an index: one database
+by keys. A key is a hash of the tokens that an encoder reads and of the encoder itself. So what has
+changed is encoded anew, for another encoder all is, and nothing is written twice.
 """
 
 import hashlib
@@ -142,8 +141,7 @@ class SentenceEncoder:
         return Splitter(self._pieces).sections(source, self._longest)
 
     def of_sections(self, sections: Sequence[Section]) -> list[np.ndarray]:
-        """Vectors of each section, float32 [parts, D]: a long one has several parts. What was
-        written before an end in between is kept."""
+        """Vectors of each section, float32 [parts, D]: a long one has several parts."""
         keys = [
             hashlib.sha256(self._name + self._pieces.symbols(each.text).numpy().tobytes()).digest()
             for each in sections
@@ -176,8 +174,7 @@ class SentenceEncoder:
         def read(rows: list[Tensor]) -> Tensor:
             tokens = pad_sequence(rows, True, self._dictionary.pad()).to(self._device)
             states = self._model(tokens)["encoder_out"][0].transpose(0, 1)
-            means = masked_mean(states, tokens != self._dictionary.pad())
-            return normalize(means.float()).cpu()
+            return normalize(masked_mean(states, tokens != self._dictionary.pad()).float()).cpu()
 
         rows = [framed(part, self._dictionary, self._longest + 2) for part in parts]
         return torch.stack(together(rows, _IN_A_BATCH, read))
@@ -189,9 +186,7 @@ class Passages:
     has weigh next to nothing; by meaning, by the cosine of an encoder's vectors (None: by words
     alone)."""
 
-    def __init__(
-        self, sections: Sequence[Section], encoder: SentenceEncoder | None = None
-    ) -> None:
+    def __init__(self, sections: list[Section], encoder: SentenceEncoder | None = None) -> None:
         self.sections, self._encoder = [*sections], encoder if sections else None
         if self._encoder:
             vectors = encoder.of_sections(sections)
@@ -203,8 +198,7 @@ class Passages:
 
     def likeness(self, text: str) -> np.ndarray:
         """The cosine of each section, by its most similar part, with a text, float32 [S]."""
-        cosines = self._vectors @ self._encoder.of_question(text)
-        return np.maximum.reduceat(cosines, self._first)
+        return np.maximum.reduceat(self._vectors @ self._encoder.of_question(text), self._first)
 
     def likeliest(self, question: str, most: int) -> list[tuple[int, float, float]]:
         """The places of the `most` most relevant sections, in their order, each with its relevance

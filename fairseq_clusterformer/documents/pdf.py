@@ -1,8 +1,5 @@
-"""PDF as paragraphs.
-
-A PDF says where letters lie, not what is a paragraph. Lines that end early and blank lines divide
-them, and so do the ends of pages; a longer paragraph is divided between sentences.
-"""
+"""PDF as paragraphs: lines that end early, blank lines and the ends of pages divide them, as a PDF
+says where letters lie, not what is a paragraph. A longer one is divided between sentences."""
 
 import io
 import logging
@@ -29,8 +26,7 @@ _EDGE = 3  # lines at the top and at the bottom of a page where others may recur
 
 
 def of_pdf(data: bytes) -> tuple[str, list[tuple[str, str]]]:
-    """The title, and paragraphs with their pages. Raises FileNotDecryptedError: a password is
-    needed."""
+    """The title, and paragraphs with their pages; pypdf's errors are let through."""
     import pypdf
 
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
@@ -46,8 +42,7 @@ def of_pdf(data: bytes) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _whole_characters(text: str) -> str:
-    """A text whose halves and marks of characters are put together; half of one alone becomes
-    U+FFFD."""
+    """A text with halves and marks of characters put together; half of one becomes U+FFFD."""
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return unicodedata.normalize("NFC", whole)
 
@@ -83,8 +78,7 @@ def _without_running(pages: list[list[str]]) -> list[list[str]]:
 
 
 def _forms(page: int, line: str) -> Iterator[str]:
-    """What a line has in common with those of other pages: itself, or itself but for a number that
-    rises with the pages'."""
+    """What may recur of a line: itself, or itself but for a number that rises with the pages'."""
     if len(line) <= _LONGEST_RUNNING:
         plain = " ".join(line.split()).casefold()
         yield plain
@@ -152,7 +146,6 @@ def _whole_words(pages: list[str]) -> list[str]:
 
 
 def _of_page(page: str) -> Iterator[str]:
-    """Paragraphs of a page of a PDF, which says nothing of paragraphs."""
     for block in BLANK_LINE.split(page):
         lines = [line.strip() for line in block.split("\n") if line.strip()]
         width = sorted(map(len, lines))[int(0.9 * len(lines))] if lines else 0

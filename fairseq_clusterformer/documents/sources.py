@@ -1,8 +1,7 @@
 """Documents that people have, as paragraphs of text: files of many forms, and folders of them.
 
-Within a paragraph, blanks and line ends are single blanks, and letters of no width are gone. Files
-of strangers are parsed one after the other in a process of their own, which has limits of time and
-memory. It ends with the process that started it, or with a file that takes too much.
+Files of strangers are parsed one after the other in a process of their own, which has limits of
+time and memory. It ends with the process that started it, or with a file that takes too much.
 """
 
 import json
@@ -57,8 +56,7 @@ class Source:
 
 
 def text_source(text: str, name: str) -> Source:
-    """A text that is no file; blank lines divide its paragraphs. Raises UserError: if there is no
-    text in it."""
+    """A text that is no file; blank lines divide its paragraphs. Raises UserError: it is empty."""
     found = paragraphs((each, "") for each in of_plain(text))
     if not found:
         raise bad_option("documents", name, "text", "is empty")
@@ -68,12 +66,10 @@ def text_source(text: str, name: str) -> Source:
 def read_source(
     path: Path, encoding: str | None = None, *, main_text: bool = False, data: bytes | None = None
 ) -> Source:
-    """Read a file of any form; see `forms`. Raises UserError: naming the file and what is wrong
-    with it.
+    """Read a file of any form; see `forms`. Raises UserError: what is wrong with the file.
 
     Args:
-        encoding: of text and HTML; None: what a byte order mark or the HTML page itself says,
-            else UTF-8.
+        encoding: of text and HTML; None: that of a byte order mark or of the page, else UTF-8.
         main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
         data: what the file holds; None: it is opened.
     """
@@ -90,16 +86,10 @@ def read_sources(
     main_text: bool = False,
     report: Callable[[str], None],
 ) -> list[Source]:
-    """Read files, and the files of folders and all folders below; each file once. Raises
-    UserError: a named file that cannot be read, or a folder without a document.
-
-    In a folder, hidden files and files of unknown forms are skipped, and so is what cannot be
-    read. A file that is named itself must be readable.
-
-    Args:
-        encoding, main_text: as of :func:`read_source`.
-        report: takes one line for each folder, and one for each reason to skip some of its files.
-    """
+    """Read files as `read_source` does, and those of folders and all folders below; each once. In
+    a folder, hidden files, unknown forms and what cannot be read are skipped: `report` takes one
+    line for each folder, and one for each reason. Raises UserError: a named file that cannot be
+    read, or a folder without a document."""
     sources: dict[Path, Source] = {}
     for path in paths:
         if not path.is_dir():
@@ -129,8 +119,7 @@ def read_sources(
 
 
 def _silenced(sources: list[Source]) -> list[Source]:
-    """Sources that know what of them answers nothing: what half of them have, unless it is most of
-    a source, which is another version of a document then."""
+    """Sources that know what answers nothing: what half of them have, but for copies of one."""
     files = Counter(text for source in sources for text in {*source.paragraphs})
     found = []
     for source in sources:
@@ -157,8 +146,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _opened(path: Path, most: int = -1) -> bytes:
-    """The first bytes of a file, or all. Raises Unreadable: what cannot be opened, or is no file,
-    such as a pipe or a device, which never end."""
+    """The first bytes of a file, or all; pipes and devices, which never end, are refused."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -172,19 +160,15 @@ def _opened(path: Path, most: int = -1) -> bytes:
 
 
 def _of_bytes(data: bytes, path: Path, encoding: str | None, main_text: bool) -> Source:
-    # bytes of a name that are no UTF-8 are spelt out
-    name, stem, last = (
-        str(each).encode(errors="backslashreplace").decode()
-        for each in (path, path.stem, path.name)
-    )
+    spelt = (str(each).encode(errors="backslashreplace") for each in (path, path.stem, path.name))
+    name, stem, last = (each.decode() for each in spelt)  # also bytes that are no UTF-8
     title, found = _parsed(last, data, encoding, main_text)
     texts, places = zip(*found, strict=True)
     return Source(name, " ".join(title.split()) or stem, texts, places=places)
 
 
 def _parsed(name: str, data: bytes, encoding: str | None, main_text: bool) -> Parsed:
-    """As `forms.parse`, in another process. Raises Unreadable: if a file cannot be parsed, or
-    takes more time or memory than it may."""
+    """As `forms.parse`, in another process, whose time and memory have limits."""
     seconds, answer = SECONDS + len(data) / 100_000, b""
     how = {"name": name, "encoding": encoding, "main_text": main_text}
     with _lock:

@@ -30,8 +30,7 @@ _CLOSING = "\"')]\u201d\u2019"  # behind the end of a sentence
 
 
 def visible(text: str) -> str:
-    """A text without letters of no width, and with at most 30 marks on a letter (as Unicode's
-    Stream-Safe Text Format has them, UAX 15)."""
+    """A text without letters of no width, and with at most 30 marks on a letter (UAX 15)."""
     return _MARKS.sub(r"\1", _NO_WIDTH.sub("", text))
 
 
@@ -41,8 +40,8 @@ def clean(text: str) -> str:
 
 
 def of_plain(text: str) -> Iterator[str]:
-    """Paragraphs: what blank lines divide, and lines that are paragraphs themselves, as they are
-    too long to be those of one paragraph, or three or more all end a sentence."""
+    """Paragraphs: what blank lines divide, and lines that are paragraphs themselves, as one is too
+    long for a line, or three or more all end a sentence."""
     for block in BLANK_LINE.split(text):
         lines = [match[0].rstrip() for match in _LINE.finditer(block)]
         ends = all(line.rstrip(_CLOSING)[-1:] in (".", "!", "?", "\u2026") for line in lines)

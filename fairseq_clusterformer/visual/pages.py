@@ -73,8 +73,7 @@ class DrawnLayer:
     @property
     def spread(self) -> float:
         """Among how many clusters the passage is divided: exp of the entropy of their shares."""
-        sizes = torch.tensor([*Counter(self.passage).values()])
-        return cluster_use(sizes).effective.item()
+        return cluster_use(torch.tensor([*Counter(self.passage).values()])).effective.item()
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ def typical_items(
 ) -> list[list[Item]]:
     """For each cluster, what it has more of than chance would give, most telling first: by
     ``inside * log(share of the item in the cluster / share of the cluster)``, what the pair adds
-    to the mutual information of items and clusters. This puts neither the rare first nor what is
-    frequent everywhere. There is an item for each token; empty ones count as tokens only."""
+    to the mutual information of items and clusters. There is an item for each token; empty ones
+    count as tokens only."""
     total, size = Counter(items), Counter(clusters)
     ranked: list[list[tuple[float, Item]]] = [[] for _ in range(num_clusters)]
     for (cluster, text), count in Counter(zip(clusters, items, strict=True)).items():
@@ -119,19 +118,13 @@ def describe(
 def word_endings(tokens: Sequence[str]) -> list[str]:
     """The word that each token ends, as far as it has been read: ``th``, ``the``, ``the ``. A
     blank belongs to the word before it; several are a word of their own. The last `LONGEST_ENDING`
-    characters, and of one in a row at most `LONGEST_RUN`; empty where a token shows nothing, and
-    for a single character, which is no word."""
+    characters, of one in a row at most `LONGEST_RUN`; "" of nothing, and of a single character."""
     endings, tail = [], ""
     for token in tokens:
         tail = (tail + token)[-max(LONGEST_ENDING, len(token)) :]
         word = _LONG_RUN.sub(r"\1", _LAST_WORD.search(tail)[0])
         endings.append(word if token and len(word) > 1 else "")
     return endings
-
-
-def visible(text: str) -> str:
-    """Blanks, tabs and line ends as signs."""
-    return text.replace(" ", "\u2423").replace("\n", "\u23ce").replace("\t", "\u21e5")
 
 
 def colour(cluster: int) -> str:
@@ -148,13 +141,13 @@ ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
 )
 ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-ENVIRONMENT.filters |= {"visible": visible, "colour": colour}
+_SEEN = str.maketrans(SIGNS | {" ": "\u2423"})
+ENVIRONMENT.filters |= {"visible": lambda text: text.translate(_SEEN), "colour": colour}
 
 
 def cluster_page(text: ClusteredText) -> str:
     """The clusters of a passage, in every layer that clusters. It opens with the clustering that
-    divides the passage most evenly, and of equals the last: heads may cluster apart, and some put
-    all into one."""
+    divides the passage most evenly, and of equals the last: some heads put all into one."""
     spread, listed = [round(layer.spread, 3) for layer in text.layers], []
     for layer in text.layers:
         largest = sorted(layer.clusters, key=lambda c: -c.size)[:MOST_ROWS]
@@ -235,8 +228,7 @@ def describe_model(loaded: Loaded) -> str:
 
 
 def _clusters_by_row(model, tokens: Tensor, row: int) -> dict[tuple[str, int | None], list[int]]:
-    """Clusters of tokens [N], which are read in rows, by router and by head: None where its heads
-    share them."""
+    """Clusters of tokens [N], read in rows, by router and head; None: all heads share them."""
     found: dict[tuple[str, int | None], list[int]] = {}
     for part in tokens.split(row):
         for name, clusters in token_clusters(model, part.unsqueeze(0)).items():
