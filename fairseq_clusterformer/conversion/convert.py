@@ -126,28 +126,24 @@ def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path)
     sinks, mass = mass_and_sinks(dense, measured, plan)
     specs = {s: plan.specs.get(s) or _spec(s, mass, dense, plan, sinks) for s in sides}
     kinds = {side: _kinds(dense, side, spec) for side, spec in specs.items()}
-    orders = {
-        (side, number): order_of_heads(
-            kinds[side][number], mass[side, number], attention.num_heads // attention.kv_heads
-        )
-        for (side, number), attention in attentions(dense.model).items()
-    }
+    orders = {}
+    for (side, layer), attention in attentions(dense.model).items():
+        shared = attention.num_heads // attention.kv_heads
+        orders[side, layer] = order_of_heads(kinds[side][layer], mass[side, layer], shared)
     clustered = rebuilt(loaded, specs, orders, plan.max_positions)
     of_fit = orders, measured, fitted, first, sinks, plan
     layers, losses = fit_layers(dense.model, clustered.model, *of_fit)
     tokens = sum(inputs["src_tokens"].numel() for inputs in batches)
     heads = []
     for at, attention in attentions(clustered.model).items():
-        size = attention.num_heads // len(attention.kinds)
-        numbers = (*mass[at], *layers[at]["before"], *layers[at]["after"])
-        for head, values in enumerate(torch.stack(numbers, dim=1).tolist()):
-            far, best, began, chance_before, ended, chance = values
+        size, (after, chance) = attention.num_heads // len(attention.kinds), layers[at]["after"]
+        numbers = torch.stack([*mass[at], chance, *layers[at]["before"], after], dim=1)
+        for head, values in enumerate(numbers.tolist()):
             place = orders[at].index(head)
             kind = attention.kinds[place // size].kind
             if kind != "taught":  # not fitted
-                began = chance_before = None
-            of_head = (far, best, chance, began, chance_before, ended)
-            heads.append(Head(*at, head, place, kind, *of_head))
+                values[3:5] = None, None
+            heads.append(Head(*at, head, place, kind, *values))
     return Converted(clustered, heads, specs, plan.near, losses, loaded.updates, tokens)
 
 

@@ -128,11 +128,8 @@ def clustered_state(
     place of a layer (others stay), ``padding`` is an index of the dictionary. Learned positions
     are repeated until there are enough (Longformer, Beltagy et al. 2020, section 5): near tokens
     keep their distances, except where one copy ends and the next begins."""
-    state = {}
-    for name, tensor in dense.items():  # RoBERTa's names differ
-        if re.match(r"encoder\.(sentence_encoder|lm_head)\.", name):
-            name = name.removeprefix("encoder.").replace("sentence_encoder.", "encoder.", 1)
-        state[name] = tensor
+    prefix = re.compile(r"^encoder\.(sentence_(?=encoder\.)|(?=lm_head\.))")  # of RoBERTa's names
+    state = {prefix.sub("", name): tensor for name, tensor in dense.items()}
     layers, wanted = attentions(clustered), clustered.state_dict()
     for (side, number), order in orders.items():
         permute_heads(state, f"{side}.layers.{number}.self_attn.", layers[side, number], order)
@@ -150,12 +147,11 @@ def clustered_state(
 def attentions(model: nn.Module) -> dict[Place, SelfAttention]:
     """The attention of each layer of a clustered model; its name in the model is
     ``SIDE.layers.NUMBER.self_attn``."""
-    stacks = ((side, getattr(model, side, None)) for side in ("encoder", "decoder"))
     return {
         (side, number): layer.self_attn
-        for side, stack in stacks
-        if stack is not None
-        for number, layer in enumerate(stack.all_layers())
+        for side in ("encoder", "decoder")
+        if hasattr(model, side)
+        for number, layer in enumerate(getattr(model, side).all_layers())
     }
 
 

@@ -86,15 +86,11 @@ def _transformer_options() -> Iterator[tuple[str, object, Field]]:
             yield name, kind, field(default=default, metadata=member.metadata)
 
 
-ClusterformerConfig = make_dataclass(
-    "ClusterformerConfig",
-    _transformer_options(),
-    bases=(ClusterformerOptions,),
-    namespace={
-        "__doc__": "Options of fairseq's ``transformer``, flat as on its command line, and ours.",
-        "__module__": __name__,
-    },
-)
+@dataclass
+class ClusterformerConfig(
+    make_dataclass("Transformer", _transformer_options(), bases=(ClusterformerOptions,))
+):
+    """Options of fairseq's ``transformer``, flat as on its command line, and ours."""
 
 
 @register_model("clusterformer", dataclass=ClusterformerConfig)

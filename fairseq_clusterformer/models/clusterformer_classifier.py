@@ -36,16 +36,10 @@ class ClusterformerClassifierConfig(PretrainedOptions, EncoderOnlyOptions):
     classifier_hidden_dim: int = option(
         0, "width of the classifier's hidden layer; 0: the encoder's", at_least=0
     )
-    classifier_dropout: float = option(
-        0.1, "dropout probability before both layers of the classifier"
-    )
-    word_vectors: str = option(
-        "", "text file of vectors, such as GloVe, from which the embeddings start"
-    )
+    classifier_dropout: float = option(0.1, "dropout probability before the classifier's layers")
+    word_vectors: str = option("", "text file of vectors, such as GloVe, to start embeddings from")
     freeze_word_vectors: bool = option(False, "do not train the words' embeddings")
-    pretrained_checkpoint: str = option(
-        "", "clusterformer_masked_lm's checkpoint, from which the encoder starts"
-    )
+    pretrained_checkpoint: str = option("", "checkpoint of clusterformer_masked_lm to start from")
 
 
 @register_model("clusterformer_classifier", dataclass=ClusterformerClassifierConfig)

@@ -21,7 +21,7 @@ from .encoder import (
     set_epsilon,
 )
 from .options import (
-    ReaderClusteringOptions,
+    ClusteringOptions,
     attention_plan,
     flag,
     layer_numbers,
@@ -29,13 +29,16 @@ from .options import (
     register_sizes,
     set_defaults,
     sized,
+    with_kinds,
 )
 from .pretrained import set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
 
 
 @dataclass
-class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderClusteringOptions):
+class ClusterformerReaderConfig(
+    PretrainedOptions, EncoderOptions, with_kinds(ClusteringOptions, "reader")
+):
     """Options of the encoder; by default it has RoBERTa-base's sizes."""
 
     activation_fn: ACTIVATIONS = option("gelu", "activation function")
@@ -45,9 +48,7 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderCluster
     encoder_layers: int = option(12, "number of layers")
     encoder_attention_heads: int = option(12, "heads in each layer")
     window_size: int = option(256, "tokens of the document in a sliding window", at_least=1)
-    window_stride: int = option(
-        224, "tokens from one window's beginning to the next one's", at_least=1
-    )
+    window_stride: int = option(224, "tokens from a window's beginning to the next", at_least=1)
     window_positions: int = option(512, "positions of a window, including those of the question")
     embedding_scale: float = option(
         1.0,
@@ -76,9 +77,7 @@ class ClusterformerReaderConfig(PretrainedOptions, EncoderOptions, ReaderCluster
         "which tokens a query sees across windows, if the kind has a choice: chunk (parts of the "
         "tokens sorted by cluster) or recent (the nearest of its own cluster)",
     )
-    token_types: int = option(
-        0, "2: question and document have embeddings of their own, as in BERT; 0: none"
-    )
+    token_types: int = option(0, "2: embeddings of question and document, as in BERT; 0: none")
     shared_softmax: bool = option(
         False,
         "whether there is an answer is decided in the softmaxes of its start and end, as BERT has "

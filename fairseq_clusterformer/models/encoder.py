@@ -136,9 +136,7 @@ class EncoderOptions(FairseqDataclass):
     encoder_ffn_embed_dim: int = option(2048, "width inside the feed-forward layers")
     encoder_layers: int = option(6, "number of layers")
     encoder_attention_heads: int = option(8, "heads in each layer")
-    encoder_normalize_before: bool = option(
-        False, "layer norm before each block, instead of after it"
-    )
+    encoder_normalize_before: bool = option(False, "layer norm before each block, not after it")
     layer_norm_eps: float = option(1e-5, "epsilon of layer norms; BERT's is 1e-12", above=0)
     checkpoint_activations: bool = option(False, "save memory: compute activations twice")
 

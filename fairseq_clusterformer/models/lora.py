@@ -56,5 +56,4 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _adapted(state: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of the maps that are adapted."""
     return (name.removesuffix(_ORIGINAL) for name in state if name.endswith(_ORIGINAL))

@@ -75,24 +75,18 @@ class _CommonOptions(FairseqDataclass):
     )
 
 
-def _options(name: str, base: type, doc: str, side: str | None = None) -> type:
-    """A dataclass of the options of all kinds, or of those with another default on a side."""
-    namespace = {"__doc__": doc, "__module__": __name__}
-    return make_dataclass(name, options_of_kinds(side), bases=(base,), namespace=namespace)
-
-
-ClusteringOptions = _options(
-    "ClusteringOptions", _CommonOptions, "Options of every architecture whose layers cluster."
-)
-ReaderClusteringOptions = _options(
-    "ReaderClusteringOptions", ClusteringOptions, "The same of readers of the papers.", "reader"
-)
+def with_kinds(base: type, side: str | None = None) -> type:
+    """A dataclass with the options of all kinds, or with another default of some on a side."""
+    return make_dataclass(base.__name__, options_of_kinds(side), bases=(base,))
 
 
 @dataclass
-class EncoderClusteringOptions(
-    _options("_EncoderDefaults", ClusteringOptions, "With an encoder's defaults.", "encoder")
-):
+class ClusteringOptions(with_kinds(_CommonOptions)):
+    """Options of every architecture whose layers cluster."""
+
+
+@dataclass
+class EncoderClusteringOptions(with_kinds(ClusteringOptions, "encoder")):
     """Options of every architecture with a clustered encoder."""
 
     encoder_attention: str = option(
@@ -239,7 +233,6 @@ def attention_plan(
 def _kinds_of_layers(
     args: Namespace, side: str, spec: str, rule: str, **values: object
 ) -> list[tuple[Heads, ...]]:
-    """The kinds of each layer; see :func:`attention_plan`."""
     cluster_rule = getattr(args, rule)
     if cluster_rule not in _RULES[side]:
         raise refused(flag(rule), cluster_rule, ", ".join(_RULES[side]))

@@ -42,20 +42,20 @@ def load_pretrained(
     ``model.safetensors`` (or ``pytorch_model.bin``), or a checkpoint. What that does not have
     starts anew. ``numbers`` are a folder's of each of our words, int64 [V]; None: as its tokenizer
     says. Raises CheckpointError: what is missing or damaged; another family, sizes or words."""
-    mine = model.state_dict()
     if Path(path).is_file():
         loaded, new = _of_checkpoint(model, path, option)
         allowed = "a clusterformer_masked_lm or a RoBERTa of the same sizes, attention and words"
     else:
         loaded, new = _of_folder(model, path, option, numbers), _OURS
         allowed = _WRITTEN
+    others = model.state_dict().keys() - loaded.keys()
     anew = [
         name
-        for name in mine.keys() - loaded.keys()
+        for name in others
         if not name.startswith(_PRETRAINED) or any(part in name for part in new)
     ]
     start_from(model, option, path, loaded, anew, allowed)
-    for what, names in {"loaded": loaded, "starting anew": mine.keys() - loaded.keys()}.items():
+    for what, names in {"loaded": loaded, "starting anew": others}.items():
         logger.info(f"{path}: {len(names)} tensors {what}: {', '.join(names)}")
 
 
@@ -110,7 +110,6 @@ def _of_checkpoint(
 def _of_folder(
     model: nn.Module, folder: str, option: str, numbers: Tensor | None
 ) -> dict[str, Tensor]:
-    """What a model takes of a folder."""
     mine, words = model.state_dict(), model.encoder.dictionary
     found, config = folder_tensors(folder, option, words, model.args, numbers)
     tied = getattr(config, "tie_word_embeddings", True)

@@ -142,8 +142,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
                 states, *fields = layer(states.transpose(0, 1), windows.padding)
                 states = states.transpose(0, 1)
                 reports += self.reports_of(layer, fields)
-            of_document = {"stride": windows.stride, "length": windows.length}
-            question, document = put_back(states, windows=windows.number, **of_document)
+            question, document = put_back(states, windows.number, windows.stride, windows.length)
         if self.layer_norm is not None:
             question, document = self.layer_norm(question), self.layer_norm(document)
         padding = windows.question_padding, windows.document_padding
@@ -157,7 +156,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
             if report.clusters is None:
                 continue
             rows = report.clusters.transpose(1, 2)
-            _, clusters = put_back(rows, windows=windows, stride=self.stride, length=length)
+            _, clusters = put_back(rows, windows, self.stride, length)
             kind = self.layers[number].kinds[0].written
             found |= labelled(number, len(self.layers), kind, clusters)
         return found
@@ -254,7 +253,7 @@ class Windows:
         return sequence.unflatten(1, (self.number, -1)).transpose(1, 2)[:, part]
 
 
-def put_back(states: Tensor, *, windows: int, stride: int, length: int) -> tuple[Tensor, Tensor]:
+def put_back(states: Tensor, windows: int, stride: int, length: int) -> tuple[Tensor, Tensor]:
     """The inverse of :meth:`Windows.sequence` (eq. 9), for V windows, stride M and length N."""
     blocks = states.unflatten(1, (windows, -1))
     question, document = blocks.split([blocks.size(2) - stride, stride], dim=2)
