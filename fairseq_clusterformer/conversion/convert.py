@@ -25,15 +25,7 @@ from fairseq_clusterformer.outputs import whole_folder
 
 from .fit import fit_layers
 from .measure import Inputs, Mass, head_mass, kinds_for, order_of_heads, store
-from .model import (
-    TARGETS,
-    Place,
-    Plan,
-    attentions,
-    clustered_options,
-    clustered_state,
-    target_of,
-)
+from .model import TARGETS, Place, Plan, attentions, clustered_options, clustered_state, target_of
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")

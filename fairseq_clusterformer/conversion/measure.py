@@ -239,7 +239,8 @@ def _means(
     for inputs in batches:
         readings = read(model, inputs)
         for place in places:
-            reading, causal = readings(place), layers[place].routers[0].rule.causal
+            reading, attention = readings(place), layers[place]
+            causal = attention.routers[0].rule.causal
             number, length, _ = reading.x.shape
             token = torch.arange(length, device=reading.x.device)
             distance = token.unsqueeze(-1) - token  # of a key before its query, above 0
@@ -250,7 +251,11 @@ def _means(
             beyond = seen & (distance.abs() > window - causal)
             beyond[..., : sinks * causal] = False
             counted = beyond.any(-1)
-            weights = _weights_of_heads(layers[place], reading, seen)
+            heads = zip(*(t.unbind(1) for t in reading.attended(attention)), strict=True)
+            logits = (q @ k.transpose(-1, -2) * attention.head_dim**-0.5 for q, k in heads)
+            # the dense attention of each head, float32 [B, N, N]; 0 where a query sees nothing
+            logits = (of_head.masked_fill(~seen, -torch.inf) for of_head in logits)
+            weights = (of_head.softmax(-1).nan_to_num(0.0) for of_head in logits)
             shares = of_heads(causal, reading, seen, beyond, weights)
             rows = [torch.stack(pair)[:, counted] for pair in shares]
             sums = torch.stack(rows).sum(-1).double()  # [H, 2]
@@ -261,14 +266,6 @@ def _means(
             problem = f"no text that the {side} reads goes beyond it"
             raise bad_option("--near-window", window, "fewer tokens than texts have", problem)
     return {place: tuple((t[:, :2] / t[:, 2:]).unbind(-1)) for place, t in totals.items()}
-
-
-def _weights_of_heads(attention: SelfAttention, reading: Read, seen: Tensor) -> Iterator[Tensor]:
-    """Yield the dense attention of each head, float32 [B, N, N]; 0 where a query sees nothing."""
-    q, k = reading.attended(attention)
-    for head in range(q.size(1)):
-        logits = q[:, head] @ k[:, head].transpose(-1, -2) * attention.head_dim**-0.5
-        yield logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
 
 
 def kinds_for(far: Tensor, window_below: float) -> list[str]:

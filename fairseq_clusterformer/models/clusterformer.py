@@ -123,14 +123,8 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_decoder(cls, cfg, tgt_dict, embed_tokens):
-        return ClusterformerDecoder(
-            cfg,
-            tgt_dict,
-            embed_tokens,
-            no_encoder_attn=cfg.no_cross_attention,
-            plan=cfg.attention["decoder"],
-            output_bias=cfg.output_bias,
-        )
+        how = {"plan": cfg.attention["decoder"], "output_bias": cfg.output_bias}
+        return ClusterformerDecoder(cfg, tgt_dict, embed_tokens, cfg.no_cross_attention, **how)
 
 
 register_sizes(

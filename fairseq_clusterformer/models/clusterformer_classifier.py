@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.errors import refused
 
-from .encoder import (
-    TINY,
-    EncoderOnlyModel,
-    EncoderOnlyOptions,
-    PretrainedOptions,
-    masked_mean,
-)
+from .encoder import TINY, EncoderOnlyModel, EncoderOnlyOptions, PretrainedOptions, masked_mean
 from .options import flag, option, register_sizes, sized
 from .pretrained import load_pretrained, read_word_vectors, set_sizes_of_folder
 

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.clustering import Report
 
-from .encoder import (
-    TINY,
-    EncoderOnlyModel,
-    EncoderOnlyOptions,
-    PretrainedOptions,
-    set_epsilon,
-)
+from .encoder import TINY, EncoderOnlyModel, EncoderOnlyOptions, PretrainedOptions, set_epsilon
 from .options import register_sizes, sized
 from .pretrained import set_sizes_of_folder
 

@@ -13,13 +13,7 @@ from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.precision import ExactLinear
 
-from .encoder import (
-    ACTIVATIONS,
-    EncoderOptions,
-    PretrainedOptions,
-    masked_mean,
-    set_epsilon,
-)
+from .encoder import ACTIVATIONS, EncoderOptions, PretrainedOptions, masked_mean, set_epsilon
 from .options import (
     ClusteringOptions,
     attention_plan,

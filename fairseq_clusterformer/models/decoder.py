@@ -9,18 +9,13 @@ import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
 
-from .stack import (
-    ClusteredLayer,
-    ClusteredStack,
-    SegmentState,
-    State,
-    embed_places,
-)
+from .stack import ClusteredLayer, ClusteredStack, SegmentState, State
 
 
 class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
@@ -152,8 +147,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             x = self.quant_noise(x)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
-        if self.embed_positions is not None:
-            x = x + embed_places(self.embed_positions, places)
+        if (table := self.embed_positions) is not None:
+            rows = places + table.padding_idx + 1  # as fairseq counts them
+            learned = isinstance(table, nn.Embedding)
+            x = x + (embedding(rows, table.weight) if learned else table.at(rows))
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         return self.dropout_module(x).transpose(0, 1)

@@ -17,7 +17,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.quant_noise import quant_noise
 from fairseq.utils import get_activation_fn, make_positions
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import pad
 
 from fairseq_clusterformer.attention import (
     AttentionPlan,
@@ -259,14 +259,6 @@ class Sinusoids(SinusoidalPositionalEmbedding):
         angle = rows.unsqueeze(-1) * rate
         found = torch.cat([angle.sin(), angle.cos()], dim=-1)
         return pad(found, (0, self.embedding_dim % 2)).to(self.weights.dtype)
-
-
-def embed_places(module: nn.Embedding | Sinusoids, places: Tensor) -> Tensor:
-    """Embeddings of positions [..., D], counted from 0, int64 [...]."""
-    rows = places + module.padding_idx + 1  # as fairseq counts them
-    if isinstance(module, nn.Embedding):
-        return embedding(rows, module.weight)
-    return module.at(rows)
 
 
 def at_once_in(module: nn.Module, device: torch.device) -> int | None:
