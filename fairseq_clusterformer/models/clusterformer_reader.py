@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from fairseq.models import register_model
-from fairseq.models.transformer import Embedding, TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
@@ -18,7 +17,6 @@ from .options import (
     ClusteringOptions,
     attention_plan,
     flag,
-    layer_numbers,
     option,
     register_sizes,
     set_defaults,
@@ -154,26 +152,7 @@ class ClusterformerReader(ReaderModel):
             raise refused(*given, "window or strided alone, or heads that look beyond")
         if not all(getattr(heads.options, "own_centroids", True) for heads in plan.layers[0]):
             raise refused(*given, "centroids of its own for each layer")
-        cfg = TransformerConfig.from_namespace(args)
-        cfg.max_source_positions = args.window_positions
-        # what RoBERTa has: learned positions, their sum with the embeddings normalised
-        cfg.encoder.learned_pos = cfg.layernorm_embedding = True
-        dictionary = task.source_dictionary
-        words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
-        encoder = ReaderEncoder(
-            cfg,
-            dictionary,
-            words,
-            size=args.window_size,
-            stride=args.window_stride,
-            # The first layer has no window below it. CF20 counts from 0 as well: in its table 4,
-            # 24 is a multiple of 6 and yet no layer of 24.
-            cluster_layers=layer_numbers(args, "cluster_layers", args.encoder_layers, first=1),
-            cluster_attention=args.cluster_attention,
-            plan=plan,
-            token_types=args.token_types,
-        )
-        encoder.embed_scale = args.embedding_scale
+        encoder = ReaderEncoder(args, task.source_dictionary, plan)
         return set_epsilon(encoder, args.layer_norm_eps)
 
     def forward(

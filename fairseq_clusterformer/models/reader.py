@@ -9,12 +9,14 @@ Shape letters: B batch, D width, N tokens of the longest document, Q of the long
 V windows of the longest document, L tokens of a window (l in the paper), M stride (m).
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
+from fairseq.data import Dictionary
+from fairseq.models.transformer import Embedding, TransformerConfig, TransformerEncoderBase
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -22,6 +24,7 @@ from fairseq_clusterformer.attention import AttentionPlan, parse_layer
 from fairseq_clusterformer.clustering import Report
 
 from .encoder import ClusterformerEncoderLayer, EncoderOnlyModel
+from .options import layer_numbers
 from .stack import ClusteredStack, at_once_in
 
 
@@ -75,28 +78,25 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     with two ``token_types`` a question's tokens have another embedding than a document's.
     """
 
-    def __init__(
-        self,
-        cfg: TransformerConfig,
-        *args,
-        size: int,
-        stride: int,
-        cluster_layers: tuple[int, ...],
-        cluster_attention: str,
-        plan: AttentionPlan,
-        token_types: int = 0,
-    ):
-        self.size, self.stride = size, stride
-        self.same_place = cluster_attention == "strided"
-        self.cluster_layers = () if cluster_attention == "window" else cluster_layers
-        sparse = iter(plan.layers)
+    def __init__(self, args: Namespace, dictionary: Dictionary, plan: AttentionPlan):
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.max_source_positions = args.window_positions
+        # what RoBERTa has: learned positions, their sum with the embeddings normalised
+        cfg.encoder.learned_pos = cfg.layernorm_embedding = True
+        words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
+        # The first layer has no window below it. CF20 counts from 0 as well: in its table 4, 24 is
+        # a multiple of 6 and yet no layer of 24.
+        layers = layer_numbers(args, "cluster_layers", args.encoder_layers, first=1)
+        self.size, self.stride = args.window_size, args.window_stride
+        self.same_place = args.cluster_attention == "strided"
+        self.cluster_layers = () if args.cluster_attention == "window" else layers
         across = () if self.same_place else self.cluster_layers
-        numbers = range(cfg.encoder.layers)
+        sparse, numbers = iter(plan.layers), range(args.encoder_layers)
         kinds = tuple(next(sparse) if n in across else parse_layer("full") for n in numbers)
-        super().__init__(cfg, *args, plan=plan._replace(layers=kinds))
-        self.embed_types = None
-        if token_types:
-            self.embed_types = nn.Embedding(token_types, self.embed_tokens.embedding_dim)
+        super().__init__(cfg, dictionary, words, plan=plan._replace(layers=kinds))
+        self.embed_scale, self.embed_types = args.embedding_scale, None
+        if args.token_types:
+            self.embed_types = nn.Embedding(args.token_types, args.encoder_embed_dim)
             nn.init.normal_(self.embed_types.weight, std=0.02)
 
     def build_encoder_layer(self, cfg):
