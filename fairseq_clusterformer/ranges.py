@@ -15,10 +15,10 @@ class Range:
     """Numbers between limits, or some words. What is not finite is never one of them, nor is a
     whole number above `LARGEST`."""
 
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
     choices: tuple[str, ...] = ()  # allowed words, instead
     whole: bool = False  # without a fraction
 
@@ -28,26 +28,19 @@ class Range:
             return value is not None and value not in self.choices
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        within = (
-            (self.at_least is None or value >= self.at_least)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
-        if not within or (self.whole and value % 1 != 0):
-            return True
-        return abs(value) > LARGEST if isinstance(value, int) else not math.isfinite(value)
+        within = self.at_least <= value <= self.at_most and self.above < value < self.below
+        too_large = isinstance(value, int) and abs(value) > LARGEST
+        return not within or too_large or (self.whole and value % 1 != 0)
 
     def allowed(self, value: Any = None) -> str:
         """What is in it, for people; of whole numbers the largest only if `value` is larger."""
         if self.choices:
             return ", ".join(self.choices)
-        most = self.at_most
-        if most is None and isinstance(value, int) and value > LARGEST:
-            most = LARGEST
+        is_larger = isinstance(value, int) and value > LARGEST
+        most = min(self.at_most, LARGEST) if is_larger else self.at_most
         limits = ("{} or more", self.at_least), ("above {}", self.above)
         limits += ("up to {}", most), ("below {}", self.below)
-        text = ", ".join(form.format(limit) for form, limit in limits if limit is not None)
+        text = ", ".join(form.format(limit) for form, limit in limits if math.isfinite(limit))
         return text or ("a whole number" if self.whole else "a finite number")
 
 

@@ -101,18 +101,18 @@ def read_labelled(
     for path in files:
         columns = names
         for where, cells in _read_rows(path, kind, encoding):
-            if columns is None and kind != "jsonl":
-                columns = [cell.strip() for cell in cells]
-                continue
-            if kind != "jsonl" and len(cells) != len(columns):
-                if drops:
-                    yield LabelledText(None, ("",) * len(texts), where)
-                elif any(cell.strip() for cell in cells):
-                    between = f"with {_COLUMNS[kind][0]!r} between"
-                    allowed = f"{len(columns)} columns ({some(columns)}) {between}"
-                    raise wrong(where, f"{len(cells)} columns, {cells!r:.80}", allowed)
-                continue
-            if kind != "jsonl":
+            if isinstance(cells, list):
+                if columns is None:
+                    columns = [cell.strip() for cell in cells]
+                    continue
+                if len(cells) != len(columns):
+                    if drops:
+                        yield LabelledText(None, ("",) * len(texts), where)
+                    elif any(cell.strip() for cell in cells):
+                        between = f"with {_COLUMNS[kind][0]!r} between"
+                        allowed = f"{len(columns)} columns ({some(columns)}) {between}"
+                        raise wrong(where, f"{len(cells)} columns, {cells!r:.80}", allowed)
+                    continue
                 cells = dict(zip(columns, cells, strict=True))
             name, *found = (cells.get(name) for name in (label, *texts))
             if not isinstance(name, str | int) or not all(isinstance(text, str) for text in found):
@@ -136,11 +136,7 @@ _TEXTS = (("text", "text2"), ("text1", "text2"), ("text",))
 
 
 def own_corpus(
-    source: Path,
-    *,
-    label: str = "label",
-    texts: tuple[str, ...] = (),
-    tokenised: bool = False,
+    source: Path, *, label: str = "label", texts: tuple[str, ...] = (), tokenised: bool = False
 ) -> LabelledCorpus:
     """Return a user's own data set, as ``clusterformer prepare classification text --help`` says.
     Raises UserError if the labels make no sense, as where a text or a header is taken for one."""

@@ -17,7 +17,7 @@ from ..common import Parser, add, add_dest, prepare_folder
 from .shared import WORKERS, add_subwords, take_vocabulary
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer prepare lm", description=__doc__)
     corpora = parser.corpora()
     text = corpora.add_parser("text", help="your own text", description=__doc__)
@@ -48,11 +48,7 @@ def _parser() -> Parser:
         about = f"a folder that holds {places}; without it, {known.archive.url} is downloaded"
         corpus.add("--source DIR", about)
         corpus.add(*WORKERS)
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = vars(_parser().parse_args(arguments))
+    options = vars(parser.parse_args(arguments))
     if options.pop("corpus") != "text":
         return prepare_folder({"prepare": prepare_known, **options})
     options.pop("bytes")

@@ -22,7 +22,7 @@ _FILES = (
 )
 
 
-def _parser() -> Parser:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer prepare translation", description=__doc__)
     corpora = parser.corpora()
     own = corpora.add_parser("text", help="your own pairs of sentences", description=__doc__)
@@ -51,7 +51,16 @@ def _parser() -> Parser:
         about += "valid or test is dropped; may be repeated"
         corpus.add("--extra-train PREFIX", about, action="append", default=[])
         _add_shared_options(corpus, known.operations, "subword-nmt")
-    return parser
+    options = vars(parser.parse_args(arguments))
+    options["bpe"] = options.pop("vocabulary").replace("-", "_")
+    name = options["corpus"]
+    if name == "text":
+        languages = options.pop("source_lang"), options.pop("target_lang")
+        files = {split: options.pop(split) for split in ("train", "valid", "test")}
+        options["corpus"] = own_pairs(languages, files, options.pop("lowercase"))
+    else:
+        options["corpus"] = known_corpus(CORPORA[name], options.pop("source"))
+    return prepare_folder({"prepare": prepare, **options})
 
 
 def _language(text: str) -> str:
@@ -69,16 +78,3 @@ def _add_shared_options(parser: Parser, operations: int | None, vocabulary: str)
     about += "sentencepiece: subwords of the text as it is, in any language"
     parser.add("--vocabulary", about, choices=("subword-nmt", "sentencepiece"), default=vocabulary)
     parser.add(*WORKERS)
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = vars(_parser().parse_args(arguments))
-    options["bpe"] = options.pop("vocabulary").replace("-", "_")
-    name = options["corpus"]
-    if name == "text":
-        languages = options.pop("source_lang"), options.pop("target_lang")
-        files = {split: options.pop(split) for split in ("train", "valid", "test")}
-        options["corpus"] = own_pairs(languages, files, options.pop("lowercase"))
-    else:
-        options["corpus"] = known_corpus(CORPORA[name], options.pop("source"))
-    return prepare_folder({"prepare": prepare, **options})
