@@ -1,6 +1,7 @@
 """Answers of a reader to all questions of a prepared split, and their scores."""
 
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions
 from fairseq_clusterformer.metrics.natural_questions import Label
 
-from ..answers import AnswerLogits, mean_logits, natural_question, ranked_answers, ranking_options
+from ..answers import AnswerLogits, Answers, ranked_answers, ranking_options
 from ..checkpoints.load import Loaded, dataset_of
 from .base import device_of
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
+_LEAST = -1e9  # JSON has no infinity
 NO_ANSWER = 0.5  # a question that may have no answer has none if this is more probable
 QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
 #: the break-down's rows of lengths in words, by the first length of each
@@ -231,3 +233,59 @@ def _score_natural(entries: Sequence[dict], paths: Sequence[Path]) -> dict[str, 
             "one, or dropped by prepare); they are not scored"
         )
     return natural_questions.evaluate({id_: gold[id_] for id_ in predictions}, predictions)
+
+
+def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
+    """Logits of the mean of several readers' probabilities of the same questions and documents; of
+    one reader, its own logits."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    said = [name for name, value in first._asdict().items() if value is not None]
+    fields = {name: [getattr(logits, name) for logits in found] for name in said}
+    if first.slots is not None:
+        number = first.slots.size(-1)
+        sides = [torch.stack([each.start, each.end], dim=1) for each in found]
+        whole = [torch.cat([own.slots, x], dim=2) for own, x in zip(found, sides, strict=True)]
+        slots, tokens = _mean(whole).tensor_split([number], dim=2)
+        start, end = tokens.unbind(1)
+        return AnswerLogits.shared(start, end, _mean(fields["paragraph"]), slots, first.bounds)
+    means = {name: _mean(each) for name, each in fields.items()}
+    if first.sentences is not None:
+        means["sentences"] = torch.stack(fields["sentences"]).sigmoid().mean(0).logit()
+    return AnswerLogits(**means)
+
+
+def _mean(logits: Sequence[Tensor]) -> Tensor:
+    """The logarithm of the mean of softmaxes [..., N]; -inf where all are."""
+    logs = torch.stack([x.log_softmax(-1) for x in logits])
+    return logs.logsumexp(0).sub(math.log(len(logs))).nan_to_num(-torch.inf, neginf=-torch.inf)
+
+
+def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence]) -> dict[str, Any]:
+    """An entry of ``predictions``, in tokens of the whole document; of each paragraph [title,
+    text, [start, end), words] is given, see ``data/qa.py``. Both answers have the logarithms of
+    their probabilities, by which a threshold decides. Yes or no, if more likely than a span,
+    stands in its place."""
+
+    def span(start: int, end: int) -> dict[str, int]:
+        return {"start_byte": -1, "end_byte": -1, "start_token": start, "end_token": end}
+
+    long, long_score, spans = (-1, -1), _LEAST, []
+    if answers.long:
+        number, log_prob = answers.long[0]
+        long = paragraphs[number][2]
+        long_score = log_prob + math.log1p(-min(answers.types["none"], 1 - 1e-12))
+    best = answers.short[0]
+    if best.tokens is not None:
+        _, text, _, tokens = paragraphs[best.paragraph]  # blanks part its words
+        first, last = (tokens[text.count(" ", 0, place)] for place in best.characters)
+        spans = [span(first, last + 1)]
+    return {
+        "example_id": int(id_) if re.fullmatch(r"-?\d+", id_) else id_,
+        "long_answer": span(*long),
+        "long_answer_score": long_score,
+        "short_answers": spans,
+        "short_answers_score": max(best.score, _LEAST),
+        "yes_no_answer": "NONE" if spans else best.text.upper(),
+    }

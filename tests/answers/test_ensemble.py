@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.answers import AnswerLogits, mean_logits
+from fairseq_clusterformer.answers import AnswerLogits
+from fairseq_clusterformer.use.evaluate import mean_logits
 
 
 def logits(*sizes: int) -> list[torch.Tensor]:

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from fairseq_clusterformer.answers import TYPES, Answer, Answers, natural_question
+from fairseq_clusterformer.answers import TYPES, Answer, Answers
 from fairseq_clusterformer.metrics.natural_questions import Label, Span
+from fairseq_clusterformer.use.evaluate import natural_question
 
 # <H1> ... </H1> <P> It rained in May </P> <P> Paris is <b> not </b> far </P>
 PARAGRAPHS = [
