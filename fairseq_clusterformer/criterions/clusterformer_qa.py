@@ -12,8 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fairseq_clusterformer.answers import AnswerLogits, ranked_answers, ranking_options
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.metrics import hotpotqa
-from fairseq_clusterformer.metrics.answers import score_v2
+from fairseq_clusterformer.metrics.answers import score_facts, score_hotpotqa, score_v2
 from fairseq_clusterformer.models.options import option
 
 from .clustering_losses import ClusteringLossConfig, ClusteringLosses, SummedLogs
@@ -187,8 +186,7 @@ class QACriterion(SummedLogs, FairseqCriterion):
             if answers.supporting is None or gold is None or not texts:
                 continue
             found = [number for number, _ in answers.supporting]
-            of_answer = hotpotqa.score_answer(answers.text, texts)
-            scores = hotpotqa.score_facts(of_answer, found, gold.tolist())
+            scores = score_facts(score_hotpotqa(answers.text, texts), found, gold.tolist())
             sums["facts_scored"] += 1
             for name in FACTS:
                 sums[name] += 100 * scores[name]

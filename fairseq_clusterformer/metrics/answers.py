@@ -1,19 +1,21 @@
 """Answer texts compared: normalisation, exact match and F1 over words, several gold answers.
 
 Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate` as it is, TriviaQA with
-``normalise=normalise_triviaqa``, and SQuAD 2.0, where many questions have no answer, by
-:func:`evaluate_v2`; all as the data sets' own scripts have it.
+``normalise=normalise_triviaqa``, SQuAD 2.0, where many questions have no answer, by
+:func:`evaluate_v2`, and answers with the sentences that support them by
+:func:`evaluate_hotpotqa`; all as the data sets' own scripts have it.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 _BLANK_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "‘’´`"), " ")
-
+_HOTPOTQA = ("em", "prec", "recall", "f1")
+Facts = Mapping[str, Collection[Hashable]]
 Normalise = Callable[[str], str]
 
 
@@ -128,3 +130,55 @@ def evaluate_v2(
                 best, at = score, no_answer[id_]
         result |= {f"best_{name}": 100 * best / len(gold), f"best_{name}_thresh": at}
     return result
+
+
+def evaluate_hotpotqa(
+    gold: Mapping[str, Sequence[str]],
+    predictions: Mapping[str, str],
+    gold_facts: Facts,
+    facts: Facts,
+) -> dict[str, float]:
+    """The scores of HotpotQA and 2WikiMultihopQA: ``em``, ``f1``, ``prec`` and ``recall``, means
+    over all questions from 0 to 1; and over those with gold facts ``sp_em`` and so on of these,
+    and ``joint_em`` and so on of both.
+
+    As in ``hotpot_evaluate_v1.py``: "yes", "no" and "noanswer" agree with themselves only, of
+    aliases the best by F1 counts, and a question without a prediction counts 0. Facts are its
+    supporting sentences, in any form that can be compared. Raises as :func:`check_gold`.
+    """
+    check_gold(gold)
+    sums = Counter()
+    for id_, answers in gold.items():
+        scores = dict.fromkeys(_HOTPOTQA, 0.0)
+        if id_ in predictions:
+            scores = score_hotpotqa(predictions[id_], answers)
+        sums.update(scores)
+        if id_ in gold_facts:
+            sums.update(score_facts(scores, facts.get(id_, ()), gold_facts[id_]))
+    known = len(gold.keys() & gold_facts.keys())
+    return {name: value / (known if "_" in name else len(gold)) for name, value in sums.items()}
+
+
+def score_hotpotqa(prediction: str, answers: Sequence[str]) -> dict[str, float]:
+    """The scores of an answer, by the gold answer that it agrees with best."""
+    found, best = normalise(prediction), (0.0, 0.0, 0.0)
+    for right in map(normalise, answers):
+        if found == right or not {found, right} & {"yes", "no", "noanswer"}:
+            best = max(best, precision_recall_f1(found, right), key=lambda scores: scores[2])
+    exact = max(exact_match(prediction, answer) for answer in answers)
+    return dict(zip(_HOTPOTQA, (exact, *best), strict=True))
+
+
+def score_facts(
+    answer: Mapping[str, float], found: Collection[Hashable], gold: Collection[Hashable]
+) -> dict[str, float]:
+    """The scores of supporting sentences, and those together with an answer of these scores:
+    precision and recall of both are multiplied."""
+    found, gold = set(found), set(gold)
+    scores = (float(found == gold), *overlap(len(found & gold), len(found), len(gold)))
+    facts = dict(zip(_HOTPOTQA, scores, strict=True))
+    both = {name: answer[name] * facts[name] for name in _HOTPOTQA[:3]}
+    precision, recall = both["prec"], both["recall"]
+    both["f1"] = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    pairs = (("sp", facts), ("joint", both))
+    return {f"{of}_{name}": of_name for of, each in pairs for name, of_name in each.items()}

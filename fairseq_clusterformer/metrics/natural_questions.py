@@ -7,6 +7,7 @@ and matching any of theirs is right.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from .answers import overlap
@@ -43,6 +44,10 @@ class Label:
     yes_no: str = "none"  # one of YES_NO
     long_score: float = 0.0  # higher is surer (predictions only)
     short_score: float = 0.0
+
+    @property
+    def has_long(self) -> bool:
+        return bool(self.long)
 
     @property
     def has_short(self) -> bool:
@@ -88,8 +93,14 @@ def evaluate(
         given = f"gold has {len(gold)} questions, predictions {len(predictions)}"
         raise ValueError(f"{given}; allowed: the same in both, 1 or more")
     result = {}
-    for name, outcome_of in (("long", _long_outcome), ("short", _short_outcome)):
-        outcomes = [outcome_of(labels, predictions[id_]) for id_, labels in gold.items()]
+    kinds = {"long": lambda label, found: label.long.matches(found.long), "short": _same_short}
+    for name, same in kinds.items():
+        has, score = attrgetter(f"has_{name}"), attrgetter(f"{name}_score")
+        outcomes = []
+        for id_, labels in gold.items():
+            found, known = predictions[id_], is_answer(sum(map(has, labels)), len(labels))
+            right = known and has(found) and any(same(label, found) for label in labels)
+            outcomes.append((known, has(found), right, score(found)))
         result |= {f"{name}-{key}": value for key, value in _scores(outcomes)}
     return result
 
@@ -97,24 +108,6 @@ def evaluate(
 def is_answer(given: int, annotators: int) -> bool:
     """Whether a question has an answer that so many of its annotators gave."""
     return given >= max(1, min(MIN_ANNOTATORS, annotators))
-
-
-#: whether there is an answer, whether one is predicted, whether it is right, and its score
-_Outcome = tuple[bool, bool, bool, float]
-
-
-def _long_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
-    spans = [label.long for label in labels if label.long]
-    has_gold = is_answer(len(spans), len(labels))
-    right = has_gold and any(span.matches(prediction.long) for span in spans)
-    return has_gold, bool(prediction.long), right, prediction.long_score
-
-
-def _short_outcome(labels: Sequence[Label], prediction: Label) -> _Outcome:
-    found = prediction.has_short
-    has_gold = is_answer(sum(label.has_short for label in labels), len(labels))
-    right = has_gold and found and any(_same_short(label, prediction) for label in labels)
-    return has_gold, found, right, prediction.short_score
 
 
 def _same_short(label: Label, prediction: Label) -> bool:
@@ -127,7 +120,8 @@ def _same_short(label: Label, prediction: Label) -> bool:
     )
 
 
-def _scores(outcomes: Sequence[_Outcome]) -> Iterator[tuple[str, float]]:
+def _scores(outcomes: Sequence[tuple[bool, bool, bool, float]]) -> Iterator[tuple[str, float]]:
+    """Of whether there is an answer, one is predicted, and right, and its score, by question."""
     at_score = {}  # precision, recall and F1 of all predictions as sure as that or surer
     right = predicted = 0
     gold = sum(has_gold for has_gold, *_ in outcomes)

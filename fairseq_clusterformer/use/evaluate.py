@@ -18,7 +18,7 @@ from fairseq_clusterformer.corpora.question_answering.records import Drops, json
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.metrics import answers, hotpotqa, natural_questions
+from fairseq_clusterformer.metrics import answers, natural_questions
 from fairseq_clusterformer.metrics.natural_questions import Label
 
 from ..answers import AnswerLogits, Answers, ranked_answers, ranking_options
@@ -165,7 +165,7 @@ def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
     if not found.gold:
         return {}
     if found.corpus in HOPS:
-        scores = hotpotqa.evaluate(found.gold, found.texts, found.gold_facts, found.facts)
+        scores = answers.evaluate_hotpotqa(found.gold, found.texts, found.gold_facts, found.facts)
     else:
         scores = _score_texts(found, found.gold)
     if found.some_unanswerable:

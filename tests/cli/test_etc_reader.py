@@ -12,7 +12,7 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.documents.read import Reader
 from fairseq_clusterformer.documents.sources import text_source
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.metrics import hotpotqa
+from fairseq_clusterformer.metrics.answers import evaluate_hotpotqa
 from question_answering import prepare
 from tests.cli.in_process import Run, train, validate
 from tests.cli.tasks import ETC_READER
@@ -56,7 +56,7 @@ def test_scores_and_files_of_a_corpus(learned, stories, tmp_path, capsys):
         gold[texts["id"]] = texts["texts"]
     found = {id_: [tuple(fact) for fact in of] for id_, of in written["sp"].items()}
     assert found == facts
-    assert hotpotqa.evaluate(gold, written["answer"], facts, found) == pytest.approx(scores)
+    assert evaluate_hotpotqa(gold, written["answer"], facts, found) == pytest.approx(scores)
 
 
 def test_answers_from_a_text_show_what_supports_them(learned, stories, tmp_path, capsys):
