@@ -21,8 +21,7 @@ def load(path, *, device=None, dtype=None, data=None):
         print(model.generate("The cat", max_tokens=100, temperature=0.8))
 
     Args:
-        path: a checkpoint that fairseq wrote, a bundle that ``clusterformer bundle`` made, or the
-            name of a model that is installed with this package (:func:`shipped`).
+        path: a checkpoint, a bundle, or the name of an installed model (:func:`shipped`).
         device: such as "cpu" or "cuda:1"; None: a GPU if there is one.
         dtype: of the parameters, such as "bfloat16" or torch.bfloat16; None: float32.
         data: the prepared data folder; None: that of the training, or the bundle itself.

@@ -120,10 +120,9 @@ def load_checkpoint(
 
 def average(paths: Sequence[Path], *, ema: bool = False) -> dict:
     """A checkpoint with the average of the parameters of checkpoints, bundles or installed models;
-    `ema`: of the moving averages that ``--store-ema`` kept. A tensor that two names share in each
-    is shared in the result too. The mean of minus infinity, which a log-sum-exp starts from, is
-    minus infinity. Raises UserError: no checkpoint, no moving average, or other names or
-    shapes."""
+    `ema`: of the moving averages that ``--store-ema`` kept. What two names share in each is shared
+    in the result. The mean of minus infinity, where a log-sum-exp starts, is minus infinity.
+    Raises UserError: no checkpoint, no moving average, or other names or shapes."""
     sums: dict[str, Tensor] = {}
     places: dict[str, tuple] = defaultdict(tuple)  # where a tensor lies in each checkpoint
     newest, latest, shapes = {}, -1, {}

@@ -128,8 +128,7 @@ def check_encoder(folder: Path | None) -> None:
 
 
 def check_files(folder: Path, names: Sequence[str], **how) -> None:
-    """Raise UserError if one of the files must not, or cannot, be written into the folder of
-    ``--out``; `how` as :func:`~fairseq_clusterformer.outputs.check_output` takes it."""
+    """Refuse files that must not, or cannot, be written to --out; `how` is `check_output`'s."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         problem = f"{nearest} cannot be written to"

@@ -77,8 +77,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def program(name: str, command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command, whose errors are one line that begins with its name. Returns the exit status;
-    see `main`."""
+    """Run a command; errors are one line that begins with its name. Returns `main`'s status."""
     # Before fairseq is imported: one of its modules asks for every message down to DEBUG.
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     # What is imported stays: to search it for garbage, and once more at the end, takes a second.

@@ -54,8 +54,7 @@ def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = Fa
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
-    """The blocks of a split, as ``fairseq-eval-lm`` scores them. UserError: no split, or no
-    text."""
+    """A split's blocks, as ``fairseq-eval-lm`` scores them. UserError: it is missing, or empty."""
     dataset = dataset_of(loaded, split, "--gen-subset")
     return _blocks(loaded, dataset, f"--gen-subset is {split}")
 
