@@ -78,7 +78,7 @@ def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpo
     wanted = in_one_pass(ours.model, source[None], target[None])
     torch.testing.assert_close(found.gather(-1, target[None, :, None])[..., 0], wanted)
     prompt = text[:40].rpartition(" ")[0]
-    assert read(prompt)["input_ids"] == ours._begin(ours.coding.encode(prompt)).tolist()
+    assert read(prompt)["input_ids"] == ours._given(prompt, "prompt", 1).tolist()
     text = ours.generate(prompt, max_tokens=12, temperature=0)
     given = read(prompt, return_tensors="pt")
     written = model.generate(**given, max_new_tokens=12, do_sample=False)[0]
@@ -92,7 +92,7 @@ def test_a_language_model_is_fairseqs(unit, bos, begin, checkpoint, word_checkpo
     assert run("export", tmp_path / "tuned", tmp_path / "bundle", "--to", "fairseq") == 0
     again = fairseq_clusterformer.load(tmp_path / "bundle", device="cpu")
     assert_equal_states(again.model.state_dict(), model.model.state_dict())
-    assert again._begin(again.coding.encode("a"))[:-1].tolist() == begin
+    assert again._given("a", "text", 1)[:-1].tolist() == begin
 
 
 def test_a_translator_is_fairseqs(exported):
