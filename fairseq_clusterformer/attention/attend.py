@@ -148,7 +148,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         near = Near.of(nothing, gap - 1)[0] if gap > 1 else None
     rings.open(rule.by_cluster)
     if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
-        rings.count()
+        rings.seen = rings.given  # not all are given the same tokens from now on
     stores = replace(stores, assigned=seen.assigned, rings=rings, near=near)
     if (in_cpp := _in_cpp(heads, seen, behind, rule, stores)) is not None:
         given, others = in_cpp
@@ -173,7 +173,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         rings.store(new, where, skipped)
 
     if tokens.begins is not None:
-        rings.forget(tokens.begins)
+        rings.seen = rings.seen.masked_fill(tokens.begins.unsqueeze(-1), 0)
     if gap == 0:  # the query sees its own key in its ring
         store()
     some = gap == 0 and not any(found.keys is not None for found in rounds)

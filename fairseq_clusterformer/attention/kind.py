@@ -234,10 +234,33 @@ class Kind(nn.Module, ABC):
         with the batch first."""
 
     def sight(self, text: Text, assignment: Assignment) -> Sight:
-        """What each query of a text sees, sinks apart."""
-        if self.rule.name == "recent":
-            return _recent(self.rule, text)
-        return self.chunks(text, assignment)
+        """What each query of a text sees, sinks apart: by the rule "recent" the latest keys of its
+        cluster that are ``gap`` tokens back or more, and those that are nearer by position; not
+        causal: on either side."""
+        rule = self.rule
+        if rule.name != "recent":
+            return self.chunks(text, assignment)
+        causal, gap, own_bias = rule.causal, rule.gap, rule.own_bias
+        if not text.rounds:
+            return Sight(text.window(rule.by_cluster, causal))
+        count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
+        how = {"causal": causal, "gap": gap, "batch": text.batch}
+        how |= {"num_clusters": count, "window": rule.by_cluster}
+        pairs = [(clusters, found.keys) for found in text.rounds for clusters in found.queries]
+        ranges = tuple(one for q, k in pairs for one in recent_layouts(q, key_clusters=k, **how))
+        if gap > 1:
+            near = text.window(gap if causal else gap - 1, causal)
+            if rule.own != "fallback":
+                return Sight(ranges, near)
+            sides = without_own(near[0])
+            return Sight(ranges, sides[:1] if causal else sides, own=Own(own_bias))
+        if gap == 1 or rule.own == "fallback":
+            return Sight(ranges, own=Own(own_bias))
+        if rule.own == "in_cluster" or text.rounds[0].keys is None:
+            return Sight(ranges)
+        ((probed, keys),) = text.rounds  # where it is in none of these clusters
+        hidden = torch.stack([clusters == keys for clusters in probed]).any(0)
+        return Sight(ranges, own=Own(hidden=hidden))
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
         """By the rule "chunk": see :func:`.layout.chunk_layout`."""
@@ -316,30 +339,6 @@ class Kind(nn.Module, ABC):
         """Apply what was observed since the last call; called before each update."""
         if self.learner is not None:
             self.learner.commit()
-
-
-def _recent(rule: Rule, text: Text) -> Sight:
-    causal, gap = rule.causal, rule.gap
-    if not text.rounds:
-        return Sight(text.window(rule.by_cluster, causal))
-    count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
-    how = {"causal": causal, "gap": gap, "batch": text.batch}
-    how |= {"num_clusters": count, "window": rule.by_cluster}
-    pairs = [(clusters, found.keys) for found in text.rounds for clusters in found.queries]
-    ranges = tuple(one for q, k in pairs for one in recent_layouts(q, key_clusters=k, **how))
-    if gap > 1:
-        near = text.window(gap if causal else gap - 1, causal)
-        if rule.own != "fallback":
-            return Sight(ranges, near)
-        sides = without_own(near[0])
-        return Sight(ranges, sides[:1] if causal else sides, own=Own(LAST_RESORT))
-    if gap == 1 or rule.own == "fallback":
-        return Sight(ranges, own=Own(rule.own_bias))
-    if rule.own == "in_cluster" or text.rounds[0].keys is None:
-        return Sight(ranges)
-    ((probed, keys),) = text.rounds  # where it is in none of these clusters
-    hidden = torch.stack([clusters == keys for clusters in probed]).any(0)
-    return Sight(ranges, own=Own(hidden=hidden))
 
 
 def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:

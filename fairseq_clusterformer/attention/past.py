@@ -80,10 +80,6 @@ class Rings(Kept):
     steps: int  # tokens that were given, or more
     clusters: int  # K
 
-    def count(self) -> None:
-        """From now on, not all rings are given the same tokens."""
-        self.seen = self.given
-
     @property
     def given(self) -> Tensor:
         """Tokens that each ring was given, int64 [B, G, L * K]."""
@@ -98,10 +94,6 @@ class Rings(Kept):
             more = max(room, FIRST_ROOM)
             more = more if window is None else min(more, window - room)
             self.kept = pad(self.kept, (0, 0, 0, more))
-
-    def forget(self, rows: Tensor) -> None:
-        """Drop all keys of some rows, bool [B, 1]."""
-        self.seen = self.seen.masked_fill(rows.unsqueeze(-1), 0)
 
     def store(self, new: Tensor, written: Tensor, skipped: Tensor | None) -> None:
         """Keep one more token [B, G, L, J / G, C] in rings int64 [B, G, L], but where it is

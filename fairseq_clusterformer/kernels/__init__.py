@@ -11,21 +11,9 @@ The caller chooses one, or "auto". Each is a :class:`.kernel.Kernel`; one that c
 asked raises and names one that can. None falls back to another.
 """
 
-from .attend import KERNELS, chosen, joint_attention, ranged_attention
-from .kernel import attend_own, join
-from .layout import Layout, Own
-from .triton import WIDEST
-
-__all__ = [
-    "IMPLEMENTATIONS",
-    "WIDEST",
-    "Layout",
-    "Own",
-    "attend_own",
-    "chosen",
-    "join",
-    "joint_attention",
-    "ranged_attention",
-]
+from .attend import KERNELS, chosen, joint_attention, ranged_attention  # noqa: F401
+from .kernel import attend_own, join  # noqa: F401
+from .layout import Layout, Own  # noqa: F401
+from .triton import WIDEST  # noqa: F401
 
 IMPLEMENTATIONS = tuple(KERNELS)

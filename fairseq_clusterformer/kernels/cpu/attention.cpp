@@ -106,29 +106,21 @@ struct Attention {
   };
 
   const Problem& p;
-  const T scale, kept_scale;  // of queries; of weights that dropout keeps
-  const Int kept_below;
+  // Of queries; of weights that dropout keeps.
+  const T scale = LOG2_E / std::sqrt(double(E)), kept_scale = 1 / (1 - p.dropout);
+  const Int kept_below = std::min((1 - p.dropout) * 0x1p31, double(0x7fffffff));
   int64_t row, head;
 
   // Copied keys, slots [first, last).
   int64_t first = 0, last = 0;
-  Buffer keys, values, biases;
+  Buffer keys{KEPT * P}, values{KEPT * P}, biases{KEPT};
   Part part;
   std::unique_ptr<V[]> unused;  // memory of a sum of parts
   Ahead ahead;
-  Buffer weights, d_logits;  // weights and their gradients, [keys][Q]
+  Buffer weights{CHUNK * Q}, d_logits{CHUNK * Q};  // weights and their gradients, [keys][Q]
   Strip strips[TILE / Q];
 
-  explicit Attention(const Problem& p)
-      : p(p),
-        scale(LOG2_E / std::sqrt(double(E))),
-        kept_scale(1 / (1 - p.dropout)),
-        kept_below((1 - p.dropout) * 0x1p31 < 0x7fffffff ? (1 - p.dropout) * 0x1p31 : 0x7fffffff),
-        keys(KEPT * P),
-        values(KEPT * P),
-        biases(KEPT),
-        weights(CHUNK * Q),
-        d_logits(CHUNK * Q) {}
+  explicit Attention(const Problem& p) : p(p) {}
 
   void of(int64_t new_row, int64_t new_head) {
     row = new_row, head = new_head;
@@ -396,7 +388,6 @@ struct Attention {
     });
   }
 
-  // What dropout multiplies the weight of the own key by.
   T own_drop(int64_t at) const {
     return p.own_drops.data ? *p.own_drops.at<T>(row, head, at) : T(1);
   }
@@ -492,7 +483,9 @@ struct Attention {
   }
 };
 
-void forward(const Problem& p) {
+}  // namespace
+
+extern "C" void run_forward(const Problem& p) {
   Tasks tasks(p);
   over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
     int64_t both = task / tasks.segments;
@@ -501,7 +494,7 @@ void forward(const Problem& p) {
   });
 }
 
-void backward(const Problem& p) {
+extern "C" void run_backward(const Problem& p) {
   Tasks tasks(p);
   // Of a row and head: the sum of its segments' parts, and how many it has. They are added in their
   // order, so that few exist at a time; those before one that is done are at work.
@@ -530,8 +523,3 @@ void backward(const Problem& p) {
     added[both]++;
   });
 }
-
-}  // namespace
-
-extern "C" void run_forward(const Problem* p) { forward(*p); }
-extern "C" void run_backward(const Problem* p) { backward(*p); }

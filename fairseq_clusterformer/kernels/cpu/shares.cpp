@@ -143,7 +143,9 @@ void over_strips(const Shares& p, const Tasks& tasks, F f) {
   });
 }
 
-void forward(const Shares& p) {
+}  // namespace
+
+extern "C" void run_shares(const Shares& p) {
   Tasks tasks(p.of);
   const int64_t K = p.of.num_clusters;
   std::vector<Mass> masses;
@@ -172,7 +174,7 @@ void forward(const Shares& p) {
     p.log_mass[i] = (peak[i] + std::log2(total[i])) * T(LN_2);
 }
 
-void backward(const Shares& p) {
+extern "C" void run_shares_backward(const Shares& p) {
   Tasks tasks(p.of);
   std::vector<Buffer> parts;
   for (int64_t task = 0; task < tasks.count; task++) parts.emplace_back(p.of.num_clusters * P);
@@ -181,8 +183,3 @@ void backward(const Shares& p) {
   });
   add_up(parts, tasks.segments, p.of, p.d_vectors);
 }
-
-}  // namespace
-
-extern "C" void run_shares(const Shares* p) { forward(*p); }
-extern "C" void run_shares_backward(const Shares* p) { backward(*p); }
