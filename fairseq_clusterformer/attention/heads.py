@@ -187,8 +187,7 @@ class ProjectedHeads(nn.Module):
 def start_copying(attention: ProjectedHeads) -> None:
     """Begin as heads that copy (mimetic initialisation, Trockman and Kolter 2023): a query looks
     for earlier places where its own token and the one before stood, and adds half of what came
-    next there to the residual stream. From random projections, training finds such heads
-    (induction heads, Olsson et al. 2022) late and by chance.
+    next there to the residual stream (induction heads, Olsson et al. 2022).
 
     W_q is a copy of W_k. The key convolution is shifted back by one token. W_o is the transpose
     of W_v (with shared heads, divided by the heads that share it). Rotary positions weaken it. So

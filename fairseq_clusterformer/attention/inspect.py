@@ -12,20 +12,11 @@ from .kind import LAST_RESORT, Kind, Seen
 
 
 def token_clusters(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
-    """Run a model once, and return the cluster of each token in each layer that clusters.
-
-    Args:
-        model: any module with routers in it; call ``eval()`` first, or dropout has a say.
-        inputs, named_inputs: of ``model``.
-
-    Returns:
-        The clusters of the queries, int64 [B, G, N] on the CPU, for each router that clusters, by
-        its name in ``model``, such as ``decoder.layers.0.self_attn.routers.1``, in the order in
-        which they ran.
-
-    Raises:
-        ValueError: a router ran more than once (a model that reads two texts, one by one).
-    """
+    """Run a model, any module with routers in it, on its inputs once; call ``eval()`` first, or
+    dropout has a say. Returns the clusters of the queries, int64 [B, G, N] on the CPU, for each
+    router that clusters, by its name in the model, such as
+    ``decoder.layers.0.self_attn.routers.1``, in the order in which they ran. Raises ValueError: a
+    router ran more than once (a model that reads two texts, one by one)."""
     of = _of_routers(lambda seen: seen.assignment.report.clusters, model, *inputs, **named_inputs)
     return {name: clusters.cpu() for name, clusters in of.items() if clusters is not None}
 

@@ -53,8 +53,6 @@ class Batch:
     @property
     def num_documents(self) -> int:
         """Most documents of a row, or more: a compiled graph cannot wait for the number."""
-        if self.documents is None:
-            return 1
         if torch.compiler.is_compiling():
             return self.documents.size(1)
         return self.cached("documents", lambda: int(self.documents.max()) + 1)

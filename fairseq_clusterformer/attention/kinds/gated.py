@@ -28,8 +28,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class GatedOptions(FuzzyOptions):
-    """Options of gated heads."""
-
     exploration: float = option(
         0.1,
         "share of the keys of gated heads that training puts into a random cluster",

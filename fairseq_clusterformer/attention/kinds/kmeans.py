@@ -11,8 +11,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class KMeansOptions(ClusterOptions):
-    """Options of K-Means."""
-
     rule: str = rule_option("recent", "chunk")
     bank_size: int = option(
         100_000, "number of latest states that kmeans heads cluster", flag="kmeans_bank_size"
@@ -33,12 +31,9 @@ class KMeansOptions(ClusterOptions):
 
 @register_attention("kmeans", KMeansOptions)
 class KMeans(Kind):
-    """One clustering of the layer's input, shared by the heads; queries and keys alike.
-
-    Rule "chunk" (the paper's, for encoders): the tokens sorted by cluster and cut into chunks of
-    W; a query sees its own chunk. Rule "recent": the W latest tokens of its cluster; not causal:
-    the W nearest on either side.
-    """
+    """One clustering of the layer's input, shared by the heads; queries and keys alike. Rule
+    "chunk" (the paper's, for encoders): the tokens sorted by cluster and cut into chunks of W; a
+    query sees its own chunk."""
 
     @staticmethod
     def declare(options: KMeansOptions, shape: Shape) -> Traits:

@@ -26,12 +26,8 @@ class Lsh(Float32Buffers, Kind):
     """A query sees keys of its own bucket, in each round. A token's query and key are one vector,
     the key at length 1; so that its own key does not outweigh all others, it counts only where
     nothing else is seen. A key that shares a bucket with the query in several rounds counts that
-    often, and W is of each round.
-
-    Rule "recent": the latest of the bucket; not causal: the W nearest on either side. Rule
-    "chunk": the tokens sorted by bucket and cut into K chunks, a query sees its own chunk and the
-    one before, whatever their buckets (as the package reformer-pytorch does by default; the paper
-    also hides keys of other buckets, and counts a key once).
+    often, and W is of each round. By the rule "chunk" buckets may differ, as by default in the
+    package reformer-pytorch; the paper also hides keys of other buckets, and counts a key once.
 
     Each training step draws its rotations anew, from torch's generator, whose state activation
     checkpoints replay; evaluation and decoding use those of the checkpoint.

@@ -13,8 +13,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class NeuralOptions(FuzzyOptions):
-    """Options of neural clustering."""
-
     rule: str = rule_option("recent", "chunk", "leaking-chunk")
     normalizer: str = option(
         "average",
@@ -53,15 +51,10 @@ class Neural(Kind):
         self.clustering = NeuralClustering(shape.embed_dim, options.clusters, **how)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        clusters, report, state = self.clustering(
-            tokens.x,
-            tokens.padding_mask,
-            tokens.centroids if self.rule.needs_centroids else None,
-            state,
-            reports=not tokens.decoding,
-        )
-        clusters = clusters.unsqueeze(1)
-        updated = report.centroids if self.rule.needs_centroids else None
+        handed_on = self.rule.needs_centroids
+        given = tokens.x, tokens.padding_mask, tokens.centroids if handed_on else None, state
+        clusters, report, state = self.clustering(*given, reports=not tokens.decoding)
+        clusters, updated = clusters.unsqueeze(1), report.centroids if handed_on else None
         report = report._replace(clusters=clusters, centroids=updated)
         return Assignment.once(clusters, report=report), state
 

@@ -17,8 +17,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class RoutingOptions(ClusterOptions):
-    """Options of routing heads."""
-
     rule: str = rule_option("recent", "chunk")
 
 
@@ -31,16 +29,11 @@ class Ranked(Assignment):
 
 @register_attention("routing", RoutingOptions)
 class RoutingAttention(Kind):
-    """Each head has centroids of its own, which follow its queries and keys.
-
-    Queries and keys are layer-normalised without scale, as in the paper, so that all have length
-    sqrt(E). In a causal model both are one vector, as there; a token's own key, which would
-    outweigh all others, counts only where nothing else is seen.
-
-    Rule "recent": a query sees the latest keys of its cluster; not causal: the W nearest on
-    either side, or itself where the cluster has no key. Rule "chunk" (the paper's, for encoders):
-    see :func:`~fairseq_clusterformer.attention.layout.top_layout`.
-    """
+    """Each head has centroids of its own, which follow its queries and keys. These are
+    layer-normalised without scale, as in the paper, so that all have length sqrt(E). In a causal
+    model both are one vector, as there; a token's own key, which would outweigh all others, counts
+    only where nothing else is seen; not causal, where the cluster has no key. Rule "chunk" (the
+    paper's, for encoders): see :func:`~fairseq_clusterformer.attention.layout.top_layout`."""
 
     @staticmethod
     def declare(options: RoutingOptions, shape: Shape) -> Traits:

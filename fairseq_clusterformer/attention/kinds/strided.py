@@ -30,12 +30,8 @@ class StridedOptions(ClusterOptions):
 
 @register_attention("strided", StridedOptions)
 class Strided(Kind):
-    """Positions count the real tokens of a document, from 0.
-
-    Pattern "strided": a query sees the W latest tokens whose position is its own modulo the
-    stride; not causal: W on either side. With the stride of a window's length it sees the same
-    place of each window.
-
+    """Positions count the real tokens of a document, from 0. Pattern "strided": a query sees the W
+    latest tokens whose position is its own modulo the stride; not causal: W on either side.
     Pattern "fixed": it sees itself, and the latest tokens that end a block of ``stride`` tokens;
     not causal: W on either side. Those are Child et al.'s summary positions, with c = 1.
 

@@ -10,8 +10,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class SlidingOptions(WindowOptions):
-    """Options of ``window``."""
-
     cache_positions: bool = option(
         False,
         "window heads count rotary positions among the tokens that a query sees: sinks stand "

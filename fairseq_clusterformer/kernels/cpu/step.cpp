@@ -167,8 +167,7 @@ void sum(const Step& p, int64_t row) {
 
 }  // namespace
 
-extern "C" void run_step(const Step* step) {
-  const Step& p = *step;
+extern "C" void run_step(const Step& p) {
   const int64_t rows_and_heads = p.batch * p.heads;
   if (!p.own)  // a query sees its own key in its ring
     for (int64_t row = 0; row < p.batch; row++) keep(p, row);

@@ -32,8 +32,6 @@ from .scouts import Scouts, routing_loss
 
 @dataclass(frozen=True)
 class TaughtOptions(FuzzyOptions):
-    """Options of taught heads."""
-
     scouts: int = option(
         64, "queries of each row and taught head that see every key in training", at_least=0
     )
