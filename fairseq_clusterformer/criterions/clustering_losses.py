@@ -97,9 +97,7 @@ class ClusteringLosses:
     def reduce_metrics(cls, logging_outputs) -> None:
         super().reduce_metrics(logging_outputs)
         size = sum(log.get("clustered_size", 0) for log in logging_outputs)
-        if size == 0:
-            return
-        for name in STATISTICS + cls.side_statistics:
+        for name in STATISTICS + cls.side_statistics if size else ():
             said = [log[name] for log in logging_outputs if name in log]
             # a kind without such a loss, or a side without clusters, has nothing to say
             if said and (name not in (*LOSSES, *cls.side_statistics) or sum(said) != 0):

@@ -158,9 +158,7 @@ class ETCEncoder(nn.Module):
         for embedding in (self.embed_tokens, self.embed_types):
             nn.init.normal_(embedding.weight, std=0.02)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        self.centroids = None
-        if args.clusters:
-            self.centroids = nn.Parameter(torch.randn(args.clusters, width))
+        self.centroids = nn.Parameter(torch.randn(args.clusters, width)) if args.clusters else None
         self.layernorm_embedding, self.dropout = nn.LayerNorm(width), nn.Dropout(args.dropout)
         self.layers = nn.ModuleList(ETCLayer(args) for _ in range(args.encoder_layers))
         ends = 2 if args.encoder_normalize_before else 0

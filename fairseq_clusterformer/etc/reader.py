@@ -120,9 +120,8 @@ class DocumentStructure:
             parts = parts[: self.most - len(found)]
         paragraphs += [own + 1 + number for number, *_ in parts]
         found += [(bos, kind, before + first, before + last) for _, kind, first, last in parts]
-        words, types, *ends = torch.tensor(found).unbind(1)
-        links = outline.mentions + torch.tensor([0, before, before])
-        spans = torch.stack(ends, 1)
+        links, found = outline.mentions + torch.tensor([0, before, before]), torch.tensor(found)
+        words, types, spans = found[:, 0], found[:, 1], found[:, 2:]
         return question, GlobalTokens(words, types, spans, links, torch.tensor(paragraphs))
 
     def batch(self, rows: Sequence[GlobalTokens], pad: int) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ of texts, of which the second follows the first or not."""
 import logging
 from dataclasses import dataclass, fields
 
-from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
@@ -41,11 +40,6 @@ class ClusterformerMaskedLMTaskConfig(MaskedLMConfig):
 class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
     """Words that are masked are guessed."""
 
-    @property
-    def next_sentence(self) -> bool:
-        """Whether samples are pairs of texts."""
-        return self.cfg.next_sentence
-
     @classmethod
     def setup_task(cls, cfg: ClusterformerMaskedLMTaskConfig, **kwargs):
         """Read the dictionary; raises ValueError for an option that is not allowed."""
@@ -62,7 +56,9 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
                 raise refused("--leave-unmasked-prob", given, "0 or more each, a sum of 1 or less")
             if (most := cfg.tokens_per_sample) < 5:
                 raise refused("--tokens-per-sample", most, "5 or more with --next-sentence")
-        return super().setup_task(cfg, **kwargs)
+        task = super().setup_task(cfg, **kwargs)
+        task.next_sentence = cfg.next_sentence  # whether samples are pairs of texts
+        return task
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """As `InitialWeights`; raises ValueError for an architecture without the head of pairs."""
@@ -74,7 +70,7 @@ class ClusterformerMaskedLMTask(InitialWeights, MaskedLMTask):
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """Return the criterion; raises ValueError for one that does not train on pairs."""
-        criterion: FairseqCriterion = super().build_criterion(cfg, from_checkpoint)
+        criterion = super().build_criterion(cfg, from_checkpoint)
         if self.next_sentence and not isinstance(criterion, ClusterformerMaskedLMLoss):
             raise refused("--criterion", cfg._name, "clusterformer_masked_lm with --next-sentence")
         return criterion
