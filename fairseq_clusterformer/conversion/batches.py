@@ -78,13 +78,9 @@ def of_text(
         if not len(inside):
             raise bad_option("--text", file, "a text of one token or more", "it is empty")
         rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
-    return [
-        {
-            "src_tokens": collate_tokens(part, dictionary.pad()),
-            "src_lengths": torch.tensor([len(row) for row in part]),
-        }
-        for part in _cut(((len(row), row) for row in rows), tokens)
-    ]
+    parts, pad = _cut(((len(row), row) for row in rows), tokens), dictionary.pad()
+    batches = ((collate_tokens(part, pad), torch.tensor([*map(len, part)])) for part in parts)
+    return [{"src_tokens": of_rows, "src_lengths": lengths} for of_rows, lengths in batches]
 
 
 def far_of(batches: Sequence[Inputs], near: int) -> Sequence[Inputs]:

@@ -304,20 +304,15 @@ def fine_tuning(converted: Converted, out: Path) -> str:
         *("--lr-scheduler", "polynomial_decay", "--warmup-updates", updates // 20),
         *("--total-num-update", updates, "--max-update", updates, "--clip-norm", "1.0"),
     ]
-    names = ("batch_size", "max_tokens")
-    size = {name: OmegaConf.select(cfg, f"dataset.{name}") for name in names}
-    if not any(size.values()):
-        size["max_tokens"] = 4096
-    positions = converted.loaded.model.max_positions()
-    if size["max_tokens"] and isinstance(positions, int):  # one text at least
-        size["max_tokens"] = max(size["max_tokens"], positions)
-    for name, value in size.items():
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", value]
+    texts, tokens = (OmegaConf.select(cfg, f"dataset.{n}") for n in ("batch_size", "max_tokens"))
+    tokens = tokens if texts or tokens else 4096
+    if tokens and isinstance(most := converted.loaded.model.max_positions(), int):
+        tokens = max(tokens, most)  # one text at least
     smoothing = OmegaConf.select(cfg, "criterion.label_smoothing")
-    if smoothing is not None and "label_smoothed" in criterion:
-        words += ["--label-smoothing", smoothing]
-    words += ["--save-dir", out / "finetuned"]
+    smoothing = smoothing if "label_smoothed" in criterion else None
+    others = {"--batch-size": texts, "--max-tokens": tokens, "--label-smoothing": smoothing}
+    for name, value in (others | {"--save-dir": out / "finetuned"}).items():
+        words += [name, value] if value is not None else []
     return shlex.join(map(str, words)).replace(" --", " \\\n  --")
 
 

@@ -55,18 +55,18 @@ def read(folder: Path, data: Path) -> Loaded:
     config = AutoConfig.from_pretrained(folder)
     options = family.options_of(config)
     _check_sizes(folder, config)
+    # of a decoder's texts, or of an encoder's
+    most = options.get("max_target_positions") or options["window_positions"]
     if family.auto:
         theirs = pretrained(getattr(transformers, family.auto), folder, dtype=torch.float32)
         config = theirs.config
-    numbers = TEXTS[family.text](folder, data, config)
-    # of a decoder's texts, or of an encoder's
-    most = options.get("max_target_positions") or options["window_positions"]
-    if not family.auto:
+    else:
         known = vars(MODEL_DATACLASS_REGISTRY[family.architecture]())
         options = {name: value for name, value in options.items() if name in known}
-        for ours, theirs in _DROPOUT.items():
-            options[ours] = getattr(config, theirs, getattr(config, ours, 0.1))
+        for ours, name in _DROPOUT.items():
+            options[ours] = getattr(config, name, getattr(config, ours, 0.1))
         options["encoder_attention"] = "full"
+    numbers = TEXTS[family.text](folder, data, config)
     sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
     described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
     model = build_model(described)

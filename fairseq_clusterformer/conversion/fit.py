@@ -241,9 +241,8 @@ def fit_layers(
     those. ``orders`` and ``sinks`` as of :mod:`.measure`. Returns of each layer its recall and
     chance [H] before and after, the losses, and what its routers have learned; and the mean loss
     of all routers after each update, in nats."""
-    routers: dict[Place, list[Pupil]] = {place: [] for place in orders}
-    for pupil in pupils(dense, clustered, orders):
-        routers[pupil.place].append(pupil)
+    everyone = pupils(dense, clustered, orders)
+    routers = {place: [pupil for pupil in everyone if pupil.place == place] for place in orders}
     files = {(side, n): measured[0].with_name(f"{side}-{n}.pt") for side, n in routers}
     left = sum(bool(routers[place]) for place, file in files.items() if not file.is_file())
     found: dict[Place, dict] = {}

@@ -107,9 +107,8 @@ def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
     with other names, and with queries, keys and values as one."""
     found = {}
     for name, tensor in given.items():
-        short = re.sub(r"^decoder\.(?=sentence_encoder|lm_head)", "encoder.", name)
-        short = short.removeprefix("encoder.").removeprefix("sentence_encoder.")
-        short = short.replace("emb_layer_norm.", "layernorm_embedding.")
+        side = r"^(decoder\.(?=sentence_encoder|lm_head)|encoder\.)?(sentence_encoder\.)?"
+        short = re.sub(side, "", name).replace("emb_layer_norm.", "layernorm_embedding.")
         if "in_proj_" in short:
             for which, part in zip("qkv", tensor.chunk(3), strict=True):
                 found[short.replace("in_proj_", f"{which}_proj.")] = part

@@ -6,7 +6,7 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import MODEL_DATACLASS_REGISTRY, register_model
+from fairseq.models import register_model
 from fairseq.models.transformer import (
     DEFAULT_MAX_SOURCE_POSITIONS,
     DEFAULT_MAX_TARGET_POSITIONS,
@@ -99,9 +99,7 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def add_args(cls, parser):
-        gen_parser_from_dataclass(
-            parser, MODEL_DATACLASS_REGISTRY["clusterformer"](), delete_default=True
-        )
+        gen_parser_from_dataclass(parser, ClusterformerConfig(), delete_default=True)
 
     @classmethod
     def build_model(cls, args, task):

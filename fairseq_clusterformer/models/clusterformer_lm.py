@@ -19,7 +19,6 @@ from fairseq.models.transformer_lm import (
     transformer_lm_baevski_wiki103,
 )
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from torch import nn
 
 from fairseq_clusterformer.attention.heads import BIASES
 from fairseq_clusterformer.compat.wrapping import mends
@@ -64,9 +63,7 @@ class LanguageModelOptions(ClusteringOptions):
         0, "width of a head; 0: that of the decoder, divided among the heads", at_least=0
     )
     qk_norm: bool = option(False, "a root-mean-square norm of queries and keys")
-    biases: str = option(
-        "all", "maps and norms of a layer that have a bias: all, qkv, none", choices=BIASES
-    )
+    biases: str = option("all", "maps and norms with a bias: all, qkv, none", choices=BIASES)
     norm: str = option("layer", "norms of layers: layer, rms", choices=("layer", "rms"))
     norm_eps: float = option(1e-5, "epsilon of norms", above=0)
     activation_fn: str = option(
@@ -134,14 +131,9 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
             separate_documents=args.separate_documents,
             output_bias=args.output_bias,
         )
-        routers = [router for layer in decoder.all_layers() for router in layer.self_attn.routers]
-        for router in routers if args.separate_documents else ():
-            if router.rule.can_step and not router.rule.per_token:
-                raise ValueError(f"--separate-documents is given, and {router.why_apart}")
+        _check(args, decoder)
         model = cls(decoder)
         model.truncated_bptt = args.truncated_bptt
-        if args.truncated_bptt:
-            check_segments(args, decoder)
         if args.lora:
             lora.adapt(model, args.lora)
         return model
@@ -157,17 +149,18 @@ _WITHOUT = ("separate_documents", "checkpoint_activations", "offload_activations
 _WITHOUT += ("decoder_layerdrop",)
 
 
-def check_segments(args: Namespace, decoder: nn.Module) -> None:
-    """Raises ValueError: options that do not go with segments."""
+def _check(args: Namespace, decoder: ClusterformerDecoder) -> None:
+    """Raise ValueError for options that do not go with each other, or with the kinds."""
     size = args.truncated_bptt
     if size == 1:
         raise refused("--truncated-bptt", 1, "0, or 2 tokens or more")
-    for layer in decoder.all_layers():
-        for router in layer.self_attn.routers:
-            if not router.rule.can_step:
-                raise ValueError(f"--truncated-bptt is {size}, and {router.why_no_steps}")
+    for router in (router for layer in decoder.all_layers() for router in layer.self_attn.routers):
+        if args.separate_documents and router.rule.can_step and not router.rule.per_token:
+            raise ValueError(f"--separate-documents is given, and {router.why_apart}")
+        if size and not router.rule.can_step:
+            raise ValueError(f"--truncated-bptt is {size}, and {router.why_no_steps}")
     for name in _WITHOUT:
-        if given := getattr(args, name, None):
+        if size and (given := getattr(args, name, None)):
             raise refused(flag(name), f"{given}, --truncated-bptt {size}", "one of them")
 
 
@@ -177,16 +170,10 @@ def segments(sample: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
     length = inputs["src_tokens"].size(1)
     for first, end in pairwise([*range(0, length - 1, size), length]):
         lengths = (inputs["src_lengths"] - first).clamp(0, end - first)
-        yield {
-            **sample,
-            "net_input": {
-                "src_tokens": inputs["src_tokens"][:, first:end],
-                "src_lengths": lengths,
-                "incremental_state": state,
-            },
-            "target": sample["target"][:, first:end].contiguous(),
-            "ntokens": int(lengths.sum()),
-        }
+        tokens, target = (t[:, first:end] for t in (inputs["src_tokens"], sample["target"]))
+        given = {"src_tokens": tokens, "src_lengths": lengths, "incremental_state": state}
+        part = {"net_input": given, "target": target.contiguous(), "ntokens": int(lengths.sum())}
+        yield sample | part
 
 
 def _by_segments(step: Callable, self, sample, model, criterion, *args, **kwargs) -> Result:

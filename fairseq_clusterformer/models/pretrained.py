@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
-from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json
+from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json, refused
 from fairseq_clusterformer.families import ENCODERS, FAMILIES
 
 from .checkpoints import CheckpointError, check_words, read_checkpoint, renamed, unfit
@@ -223,13 +223,10 @@ def read_word_vectors(
     word and its numbers; of a word that comes twice the first counts, and word2vec's first line,
     two numbers, is passed over. Raises ValueError: no such file; a line that is no vector of this
     width, which the option says; no word found; or numbers that are all the same."""
-
-    def wrong(what: str, allowed: str) -> ValueError:
-        return ValueError(f"--word-vectors is {path}: {what}; allowed: {allowed}")
-
+    given = "--word-vectors", path
     if not Path(path).is_file():
         resume = "to resume, leave the option out: the checkpoint has them"
-        raise wrong("no such file", f"a text file of vectors; {resume}")
+        raise refused(*given, f"a text file of vectors; {resume}", "no such file")
     found: dict[str, list[float]] = {}
     with open(path, "rb") as lines:
         for number, raw in enumerate(islice(lines, most), 1):
@@ -248,11 +245,11 @@ def read_word_vectors(
                         raise ValueError("it has a number that is not finite")
             except ValueError as error:  # not UTF-8, no number
                 shape = f"a word and {width} numbers ({option}), in UTF-8"
-                raise wrong(f"line {number}: {error}", shape) from None
+                raise refused(*given, shape, f"line {number}: {error}") from None
     if not found:
         problem = "none of the dictionary's words is in it" if known else "it is empty"
-        raise wrong(problem, "a text file of vectors of the data's words")
+        raise refused(*given, "a text file of vectors of the data's words", problem)
     vectors = torch.tensor(list(found.values()))
     if vectors.min() == vectors.max():
-        raise wrong(f"its numbers are all {vectors[0, 0]:g}", "vectors that differ")
+        raise refused(*given, "vectors that differ", f"its numbers are all {vectors[0, 0]:g}")
     return list(found), vectors

@@ -222,11 +222,9 @@ class Windows:
             total[:, first : first + added.size(1)] += added
             first += text.size(1) * self.stride
         token = torch.arange(self.length, device=total.device)
-        begun, ended = (
-            torch.div(t, self.stride, rounding_mode="floor") + 1
-            for t in (token, token - self.size)
-        )
-        total = total[:, : self.length].div_((begun - ended.clamp(min=0)).unsqueeze(-1))
+        last_to_begin, last_to_end = token // self.stride, (token - self.size) // self.stride
+        holding = last_to_begin - last_to_end.clamp(min=-1)  # windows that hold the token
+        total = total[:, : self.length].div_(holding.unsqueeze(-1))
         return torch.cat(questions, dim=1), total
 
     def _texts(self, document: Tensor, part: slice = slice(None), fill: int = 0) -> Tensor:
