@@ -149,9 +149,8 @@ class Subwords:
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         # the bytes of several characters in a row have the span of one each
         done, pieces = 0, encoding.tokens  # which is a new list each time
-        for first in np.flatnonzero(spans[:, 1] - spans[:, 0] > 1).tolist():
-            if not self._model.get("byte_fallback"):
-                break
+        several = np.flatnonzero(spans[:, 1] - spans[:, 0] > 1).tolist()
+        for first in several if self._model.get("byte_fallback") else ():
             if first < done or not _BYTE_PIECE.fullmatch(pieces[first]):
                 continue
             done, (start, end) = first, spans[first].tolist()

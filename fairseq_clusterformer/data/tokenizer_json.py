@@ -128,8 +128,7 @@ def numbered(model: Subwords, dictionary: Dictionary) -> dict:
         found = {token: numbers[number] for token, number in model.vocabulary.items()}
         content["model"]["vocab"] = dict(sorted(found.items(), key=lambda item: item[1]))
         return content
-    pieces = {numbers[theirs]: piece for theirs, piece in enumerate(vocabulary)}
-    pieces = {number: pieces[number] for number in pieces if number >= dictionary.nspecial}
+    pieces = {numbers[i]: p for i, p in enumerate(vocabulary) if numbers[i] >= dictionary.nspecial}
     lowest = 10 * min(score for _, score in pieces.values()) - 100  # letters of it are likelier
     found = [pieces.get(i, [symbol, lowest]) for i, symbol in enumerate(dictionary.symbols)]
     content["model"] |= {"vocab": found, "unk_id": dictionary.unk()}

@@ -6,13 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_NAME_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    BaseFairseqModel,
-)
+from fairseq import models
 from transformers import PreTrainedConfig
 
 import fairseq_clusterformer.plugin  # noqa: F401  registers our architectures
@@ -58,16 +52,16 @@ class ClusterformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self.options, self.task = self.options or {}, self.task or {}
         self.criterion, self.others = self.criterion or {}, self.others or {}
-        if self.architecture not in ARCH_CONFIG_REGISTRY:
-            known = ", ".join(sorted(a for a in ARCH_CONFIG_REGISTRY if a.startswith("cluster")))
-            raise ValueError(f"architecture is {self.architecture}; allowed: {known}")
+        if self.architecture not in models.ARCH_CONFIG_REGISTRY:
+            known = sorted(a for a in models.ARCH_CONFIG_REGISTRY if a.startswith("cluster"))
+            raise ValueError(f"architecture is {self.architecture}; allowed: {', '.join(known)}")
         self.is_encoder_decoder = self.family == "clusterformer"
         super().__post_init__(**kwargs)
 
     @property
     def family(self) -> str:
         """The model that the architecture is a size of, such as "clusterformer_lm"."""
-        return ARCH_MODEL_NAME_REGISTRY[self.architecture]
+        return models.ARCH_MODEL_NAME_REGISTRY[self.architecture]
 
     def namespace(self) -> Namespace:
         """All options, with the defaults of those that were not given."""
@@ -76,8 +70,8 @@ class ClusterformerConfig(PreTrainedConfig):
         if self.family == "clusterformer_lm" and "decoder_embed_dim" in self.options:
             width = {f"decoder_{at}_dim": args.decoder_embed_dim for at in ("input", "output")}
             set_defaults(args, **width)
-        ARCH_CONFIG_REGISTRY[self.architecture](args)
-        defaults = defaults_of(MODEL_DATACLASS_REGISTRY[self.family])
+        models.ARCH_CONFIG_REGISTRY[self.architecture](args)
+        defaults = defaults_of(models.MODEL_DATACLASS_REGISTRY[self.family])
         # fairseq's references to other options are resolved by its architectures
         plain = {k: v for k, v in defaults.items() if not str(v).startswith("${")}
         set_defaults(args, **plain)
@@ -93,7 +87,7 @@ class ClusterformerConfig(PreTrainedConfig):
     num_attention_heads = property(partial(_of_stack, name="attention_heads"))
 
 
-def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
+def build_model(config: ClusterformerConfig) -> models.BaseFairseqModel:
     """fairseq's model with its initial values, without fairseq's task and files; ValueError for an
     option that is not allowed. It is made on the CPU wherever transformers would make it: kinds of
     attention initialise centroids and buffers from data, which a meta device does not have."""
@@ -111,6 +105,7 @@ def build_model(config: ClusterformerConfig) -> BaseFairseqModel:
         next_sentence=bool(config.task.get("next_sentence")),
     )
     with torch.device("cpu"):
-        model = ARCH_MODEL_REGISTRY[config.architecture].build_model(config.namespace(), task)
+        kind = models.ARCH_MODEL_REGISTRY[config.architecture]
+        model = kind.build_model(config.namespace(), task)
     model.set_num_updates(config.updates)  # before loading: a model commits to what it has seen
     return model.to(torch.get_default_dtype())  # positions are made in float32

@@ -23,17 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 from fairseq_clusterformer import __version__
-from fairseq_clusterformer.checkpoints.bundle import (
-    CARD,
-    CHAT_FILES,
-    DTYPES,
-    WEIGHTS,
-    check_inside,
-    copy_files,
-    copy_recipe,
-    plain_options,
-    save_weights,
-)
+from fairseq_clusterformer.checkpoints import bundle
 from fairseq_clusterformer.checkpoints.load import Loaded, as_large_as
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.classification import RECORD as WORDS
@@ -45,13 +35,8 @@ from fairseq_clusterformer.errors import bad_option, read_json, reading
 from fairseq_clusterformer.outputs import check_utf8, whole_folder
 from fairseq_clusterformer.use.perplexity import begin_of
 
+from . import encoders
 from .configuration import ClusterformerConfig
-from .encoders import (
-    ClusterformerForMaskedLM,
-    ClusterformerForQuestionAnswering,
-    ClusterformerForSequenceClassification,
-    as_bert,
-)
 from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
 from .tokenizer import ClusterformerTokenizer, has_titles, write_tokenizer
 
@@ -61,9 +46,9 @@ logger = logging.get_logger("fairseq_clusterformer")
 KINDS = {
     "clusterformer_lm": ClusterformerForCausalLM,
     "clusterformer": ClusterformerForConditionalGeneration,
-    "clusterformer_masked_lm": ClusterformerForMaskedLM,
-    "clusterformer_classifier": ClusterformerForSequenceClassification,
-    "clusterformer_reader": ClusterformerForQuestionAnswering,
+    "clusterformer_masked_lm": encoders.ClusterformerForMaskedLM,
+    "clusterformer_classifier": encoders.ClusterformerForSequenceClassification,
+    "clusterformer_reader": encoders.ClusterformerForQuestionAnswering,
 }
 CONFIG, README = "config.json", "README.md"
 MARK = "<!-- how to use it -->"
@@ -92,32 +77,33 @@ def export(
     :func:`~fairseq_clusterformer.checkpoints.bundle.write_bundle` does; return `out`. Raises
     UserError for a model of another kind, or if `out` cannot be written."""
     out = Path(out)
-    if dtype not in DTYPES:
-        raise bad_option("--dtype", dtype, ", ".join(DTYPES))
+    if dtype not in bundle.DTYPES:
+        raise bad_option("--dtype", dtype, ", ".join(bundle.DTYPES))
     config = config_of(loaded)
-    model = bert = as_bert(loaded)
+    model = bert = encoders.as_bert(loaded)
     if bert is None:
         model = KINDS[config.family](config)
         model.model = loaded.model
     model.config.architectures = [type(model).__name__]
-    model.config.dtype = DTYPES[dtype]
+    model.config.dtype = bundle.DTYPES[dtype]
     check_utf8("OUT", out)
     with whole_folder(out, inputs=(loaded.path, loaded.folder), force=force) as new:
         _write_tokenizer(loaded, config, new, bert is not None)
-        copy_recipe(loaded.folder, new)
+        bundle.copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
             generation(loaded, config, new).save_pretrained(new)
-        save_weights(model, new / WEIGHTS, dtype)
+        bundle.save_weights(model, new / bundle.WEIGHTS, dtype)
         text = _card(loaded, config, _NEEDS if bert is None else "")
         (new / README).write_text(text, encoding="utf-8")
-        shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors makes it the owner's alone
+        # safetensors makes it the owner's alone
+        shutil.copymode(new / CONFIG, new / bundle.WEIGHTS)
     return out
 
 
 def config_of(loaded: Loaded) -> ClusterformerConfig:
     """The configuration of a loaded model; UserError where transformers has no place for it."""
-    sections, namespaces = plain_options(loaded)
+    sections, namespaces = bundle.plain_options(loaded)
     options = dict(sections.pop("model"))
     architecture, task = options.pop("_name"), loaded.task
     known = ARCH_MODEL_NAME_REGISTRY.get(architecture) in KINDS
@@ -158,12 +144,12 @@ def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path, ber
     folder, dictionary = loaded.folder, loaded.task.source_dictionary
     form, most = KINDS[config.family].form, config.max_position_embeddings
     if form == "translation" or (form == "reader" and has_titles(folder)):
-        copy_files(_names(config), folder, out)
+        bundle.copy_files(_names(config), folder, out)
         slow_tokenizer(out, config).save_pretrained(out)
         return
     for name in (TOKENIZER, "tokenizer_config.json", *_OF_TEXT.values()):
         if (folder / name).is_file():
-            check_inside(folder / name, folder)
+            bundle.check_inside(folder / name, folder)
     how: dict = {"unicode": form_of(folder)}
     about: dict = {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
     if form == "text":
@@ -234,8 +220,8 @@ def slow_tokenizer(folder: Path, config: ClusterformerConfig) -> ClusterformerTo
 
 def _card(loaded: Loaded, config: ClusterformerConfig, needs: str) -> str:
     """``README.md``: for the hub, and how to use the model, which ``needs`` a line of Python."""
-    if (loaded.path / CARD).is_file():
-        card = (loaded.path / CARD).read_text(encoding="utf-8")
+    if (loaded.path / bundle.CARD).is_file():
+        card = (loaded.path / bundle.CARD).read_text(encoding="utf-8")
     else:  # what the checkpoint itself says
         parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
         facts = [f"Architecture: `{config.architecture}`, {parameters:,} parameters"]
@@ -269,8 +255,8 @@ def read(folder: Path, data: Path) -> Loaded:
     if not config.task.get("_name"):
         raise ValueError("it was not made from a fairseq model")
     if (folder / TOKENIZER).is_file():
-        copy_recipe(folder, data)
-        copy_files({name: name for name in (TOKENIZER, *CHAT_FILES)}, folder, data)
+        bundle.copy_recipe(folder, data)
+        bundle.copy_files({name: name for name in (TOKENIZER, *bundle.CHAT_FILES)}, folder, data)
         symbols, special = Subwords(folder / TOKENIZER).symbols, Dictionary().symbols
         names = [f"<token-{i}>" if s in special else s for i, s in enumerate(symbols)]
         names += [f"<missing-{i}>" for i in range(len(symbols), config.vocab_size)]
@@ -281,7 +267,7 @@ def read(folder: Path, data: Path) -> Loaded:
         found = [len(own.target_symbols), len(own.source_symbols)]
         if sizes != found:
             raise ValueError(f"{sizes} embeddings, and {found} symbols in the dictionaries")
-        copy_files({to: name for name, to in _names(config).items()}, folder, data)
+        bundle.copy_files({to: name for name, to in _names(config).items()}, folder, data)
     if config.family == "clusterformer_classifier":
         if config.task["_name"] == "masked_lm":
             problem = "it began as a masked language model, which does not say how texts become"
