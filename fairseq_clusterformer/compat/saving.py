@@ -304,7 +304,7 @@ def announce_epochs(begin, self, epoch: int):
 
 @mends(checkpoint_utils, "save_checkpoint")
 def announce_saving(save, cfg, trainer, *args, **kwargs):
-    """Calls ``consolidate`` of modules, in which workers send the first what it is to write."""
+    """Calls modules' ``consolidate``, by which the first worker gets what it is to write."""
     if not cfg.no_save:
         for module in trainer.get_model().modules():
             if hasattr(module, "consolidate"):
