@@ -88,11 +88,7 @@ def check_training(cfg) -> None:
         raise refused("--update-freq", "empty", "numbers, separated by commas")
     if not isinstance(value_of(overrides := cfg.checkpoint.optimizer_overrides), dict):
         raise refused("--optimizer-overrides", overrides, "a dictionary: \"{'eps': 1e-6}\"")
-    _check_optimizer(cfg)
-
-
-def _check_optimizer(cfg) -> None:
-    """Build the optimizer and the schedule for one number, and update it."""
+    # build the optimizer and the schedule for one number, and update it
     section, option = copy.deepcopy(cfg.optimizer), "--optimizer"
     (weight := torch.nn.Parameter(torch.zeros(1))).grad = torch.zeros(1)
     if getattr(section, "_name", "composite") == "composite":  # which has parts by name
