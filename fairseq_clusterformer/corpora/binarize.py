@@ -9,6 +9,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +68,12 @@ def symbol_dictionary(symbols: Iterable[str]) -> Dictionary:
     return dictionary
 
 
-def count_words(text: Path, form: str = FORM, workers: int | None = 1) -> Counter:
+def count_words(texts: Iterable[Path], form: str = FORM, workers: int | None = 1) -> Counter:
     """Return how often each word occurs in a form of Unicode, in the order in which they come, and
     ``</s>`` once per line. Special symbols in the text, such as ``<pad>``, count as ``<unk>``."""
     counts, lines = Counter(), 0
-    count = partial(_counted, form=form)
-    for found, number in parallel(count, blocks_of_lines(text), workers, "words", batch=1):
+    count, blocks = partial(_counted, form=form), chain.from_iterable(map(blocks_of_lines, texts))
+    for found, number in parallel(count, blocks, workers, "words", batch=1):
         counts.update(found)
         lines += number
     for symbol in ("<s>", "<pad>", "</s>"):

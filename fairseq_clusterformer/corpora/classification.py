@@ -213,8 +213,8 @@ def _write_folder(
     if model is not None:
         dictionary = binarize.symbol_dictionary(model.symbols)
     else:
-        words = (binarize.count_words(texts / f"train.{name}") for name in inputs)
-        dictionary = binarize.word_dictionary(sum(words, Counter()), vocabulary_size, multiple=1)
+        words = binarize.count_words(texts / f"train.{name}" for name in inputs)
+        dictionary = binarize.word_dictionary(words, vocabulary_size, multiple=1)
     class_dictionary = binarize.symbol_dictionary(corpus.classes)
 
     def class_items(block: bytes) -> Iterator:

@@ -312,7 +312,7 @@ def _binarize(
     else:
         dictionary = binarize.symbol_dictionary(byte_symbols())
         if words:
-            counts = binarize.count_words(texts["train"], form, workers)
+            counts = binarize.count_words([texts["train"]], form, workers)
             dictionary = binarize.word_dictionary(counts)
         dictionary.save(str(out / "dict.txt"))
         made = make(out, dictionary, unicode=form if words else "none")

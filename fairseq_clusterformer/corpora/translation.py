@@ -161,8 +161,7 @@ class _Job:
         else:
             from subword_nmt.learn_bpe import learn_bpe
 
-            counts = (binarize.count_words(text, "none", self.workers) for text in texts)
-            words = sum(counts, Counter())
+            words = binarize.count_words(texts, "none", self.workers)
             del words["</s>"]
             lines = [f"{word} {count}" for word, count in words.most_common(_MOST_WORDS)]
             progress = contextlib.redirect_stderr(io.StringIO())  # is not for log files
@@ -199,9 +198,8 @@ class _Job:
         if self.pipeline.bpe == "sentencepiece":
             dictionary = binarize.symbol_dictionary(load(self.pipeline.model).symbols)
         else:
-            files = self.files(subwords, "train")
-            counts = (binarize.count_words(file, workers=self.workers) for file in files)
-            dictionary = binarize.word_dictionary(sum(counts, Counter()))
+            words = binarize.count_words(self.files(subwords, "train"), workers=self.workers)
+            dictionary = binarize.word_dictionary(words)
         texts = {
             f"{split}.{'-'.join(languages)}.{language}": subwords / f"{split}.{language}"
             for split in self.counts

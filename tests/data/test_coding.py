@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
     text = folders["word"] / "train.txt"
     text.write_text(f"The cat sat. The café sat!\n{topics['comparisons']}\n")
     binarize.symbol_dictionary(byte_symbols()).save(str(folders["byte"] / "dict.txt"))
-    counts = binarize.count_words(text)
+    counts = binarize.count_words([text])
     binarize.word_dictionary(counts).save(str(folders["word"] / "dict.txt"))
     model = folders["piece"] / "sentencepiece.model"
     binarize.train_sentencepiece([text], 400, model)
