@@ -13,26 +13,12 @@ from pathlib import Path
 
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.files import checksums, found_in, split_of, visible
-from fairseq_clusterformer.corpora.question_answering.build import (
-    CORPORA,
-    PARAGRAPHS,
-    QuestionCorpus,
-    draw_documents,
-    prepare,
-)
-from fairseq_clusterformer.corpora.question_answering.readers import cloze_questions, own_questions
+from fairseq_clusterformer.corpora.question_answering import build, readers
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
 from ..common import Parser, add_dest, prepare_folder
-from .shared import (
-    Files,
-    add_files,
-    add_subwords,
-    check_train,
-    files_of_splits,
-    take_vocabulary,
-)
+from . import shared
 
 _OWN = """Prepare your own questions, in the folder DEST.
 
@@ -59,14 +45,14 @@ two splits. If one of them is given, only valid is drawn.
 
 
 def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) -> None:
-    add_files(parser, source)
+    shared.add_files(parser, source)
     about = "draw documents with this share of train's questions for {}"
     about += "" if source == "SOURCE" else "; valid of --source becomes test"
     for split in SPLITS[1:]:
         default = 0.1 if source == "SOURCE" else None
         parser.add(f"--{split}-fraction F", about.format(split), default=default)
     parser.add("--seed N", "of the drawing", default=1)
-    add_subwords(parser)
+    shared.add_subwords(parser)
     parser.add("--titles", "put each paragraph's title before its text")
     parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
@@ -76,8 +62,8 @@ def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) ->
 
 
 def _splits(
-    corpus: QuestionCorpus, source: Path | None, options: dict
-) -> tuple[Files, dict[str, float]]:
+    corpus: build.QuestionCorpus, source: Path | None, options: dict
+) -> tuple[shared.Files, dict[str, float]]:
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
     if patterns := corpus.files.split():
@@ -88,14 +74,14 @@ def _splits(
                 found[split] = [path / pattern for path in sorted(source.glob(corpus.archive))[:1]]
         if shares["valid"] and found.get("valid"):
             found["test"] = found.pop("valid")
-        splits = files_of_splits(options, found, source, patterns)
+        splits = shared.files_of_splits(options, found, source, patterns)
     else:
         found = {"train": [source]}
         if source.is_dir():
             files = visible(source.iterdir())
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
         names = ["files whose names contain train, valid or test"]
-        splits = files_of_splits(options, found, source, names, "SOURCE")
+        splits = shared.files_of_splits(options, found, source, names, "SOURCE")
         # without train, there is nothing to draw from: to evaluate on
         shares |= {"test": None} if len(splits) > 1 else {}
         shares = shares if "train" in splits else {}
@@ -103,45 +89,41 @@ def _splits(
 
 
 def _prepare(
-    known: Mapping[str, QuestionCorpus],
-    *,
-    corpus: str,
-    dest: Path,
-    source: Path | None,
-    seed: int,
-    **options,
+    known: Mapping[str, build.QuestionCorpus], corpus: str, source: Path | None, **options
 ) -> dict | None:
-    how = {name: options.pop(name) for name in ("titles", "workers", "force")}
-    used, vocabulary = known.get(corpus) or QuestionCorpus(own_questions), take_vocabulary(options)
+    how = {name: options.pop(name) for name in ("dest", "titles", "workers", "force")}
+    seed = options.pop("seed")
+    used = known.get(corpus) or build.QuestionCorpus(readers.own_questions)
+    vocabulary = shared.take_vocabulary(options)
     if cloze := options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
-        used = QuestionCorpus(cloze_questions)
+        used = build.QuestionCorpus(readers.cloze_questions)
     elif options.get("document_separator") is not None:
         raise bad_option("--document-separator", options["document_separator"], "with --cloze")
     if vocabulary.train:
         vocabulary = replace(vocabulary, whole_words=used.few_words)
     splits, shares = _splits(used, source, options)
-    check_train(splits, vocabulary, shares)
+    shared.check_train(splits, vocabulary, shares)
     chosen = {key: value for key, value in options.items() if value is not None}
     if how["titles"] and used.titled:
         chosen["titled"] = True
-    readers = dict.fromkeys(splits, partial(used.reader, **chosen))
+    read = dict.fromkeys(splits, partial(used.reader, **chosen))
     if shares:
-        readers |= draw_documents(readers["train"], splits["train"], shares, seed)
-        splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in readers}
+        read |= build.draw_documents(read["train"], splits["train"], shares, seed)
+        splits = {s: splits.get(s, splits["train"]) for s in SPLITS if s in read}
         chosen |= {f"{split} fraction": share for split, share in shares.items()} | {"seed": seed}
     if "pool" in chosen:
         chosen["corpus"] = checksums([chosen.pop("pool")])
     chosen |= {"cloze": True} if cloze else {}
     how |= {"vocabulary": vocabulary, "options": chosen}
-    return prepare(dest, corpus=corpus, splits=splits, readers=readers, **how)
+    return build.prepare(corpus=corpus, splits=splits, readers=read, **how)
 
 
 def prepare_known(
     prog: str,
     about: str,
-    known: Mapping[str, QuestionCorpus],
+    known: Mapping[str, build.QuestionCorpus],
     arguments: Sequence[str],
     own: bool = False,
 ) -> int:
@@ -152,7 +134,7 @@ def prepare_known(
         text = corpora.add_parser("text", description=_OWN, help="your own questions")
         text.add("source SOURCE", "a file or a folder; see above")
         add_dest(text)
-        _add_options(text, PARAGRAPHS, "SOURCE")
+        _add_options(text, build.PARAGRAPHS, "SOURCE")
         mask = "make questions from plain text: mask a name or number that stands twice in a "
         text.add("--cloze", mask + "passage")
         line = "with --cloze: the line that ends a document (default: each file is a document)"
@@ -170,4 +152,4 @@ def prepare_known(
 
 def main(arguments: Sequence[str]) -> int:
     check_corpus("qa", arguments)
-    return prepare_known("clusterformer prepare qa", __doc__, CORPORA, arguments, own=True)
+    return prepare_known("clusterformer prepare qa", __doc__, build.CORPORA, arguments, own=True)

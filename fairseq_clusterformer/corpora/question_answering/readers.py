@@ -12,25 +12,8 @@ from fairseq_clusterformer.data.characters import compiled, sentences
 
 from ..files import raw_lines
 from ..texts import documents
-from .records import (
-    Drops,
-    Items,
-    Paragraph,
-    Record,
-    Sentence,
-    Unusable,
-    convert,
-    distant_record,
-    foreign,
-    get,
-    gold_answer,
-    in_sentences,
-    json_file,
-    json_lines,
-    json_list,
-    mentions_of,
-    sentences_of,
-)
+from . import records
+from .records import Drops, Items, Paragraph, Record, Sentence, Unusable, get
 
 FORMATS = "SQuAD's JSON, a JSON list of questions, or .jsonl with a question per line"
 _LINES = (".jsonl", ".jsonlines", ".ndjson")
@@ -40,18 +23,18 @@ def own_questions(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[
     """Yield the records of a file of one of the `FORMATS`. Of SQuAD's JSON, so many `paragraphs`
     in a row make a document, of which the first is drawn for each question by its id."""
     if any(suffix in _LINES for suffix in path.suffixes):
-        items = json_lines(path, drops)
+        items = records.json_lines(path, drops)
     else:
-        content = json_file(path)
+        content = records.json_file(path)
         if isinstance(content, Mapping) and isinstance(content.get("data"), list):
             items = _squad(path, content["data"], paragraphs, drops)
         else:
-            items = json_list(path, FORMATS, content)
+            items = records.json_list(path, FORMATS, content)
     numbered = (
         (place, {"id": f"{path.name}:{i}", **item} if isinstance(item, Mapping) else item)
         for i, (place, item) in enumerate(items)
     )
-    return convert(numbered, partial(question_record, drops=drops), drops)
+    return records.convert(numbered, partial(question_record, drops=drops), drops)
 
 
 def _squad(path: Path, articles: list, paragraphs: int, drops: Drops) -> Items:
@@ -104,14 +87,14 @@ def question_record(item: Mapping, drops: Drops) -> Record:
                 raise Unusable("no sentence", detail)
         more["sentences"] = tuple(Sentence(*span) for span in spans)
     if "supporting" in item:
-        more.setdefault("sentences", tuple(sentences_of(passages)))
+        more.setdefault("sentences", tuple(records.sentences_of(passages)))
         supporting = get(item, "supporting", list)
         if not all(type(number) is int for number in supporting):
             raise Unusable("no such sentence", f"supporting is {supporting}; allowed: numbers")
         more["supporting"] = tuple(sorted({*supporting}))
     if "candidates" in item:
         more["candidates"] = tuple(dict.fromkeys(get(item, "candidates", list)))
-        more["mentions"] = mentions_of(id_, more["candidates"], passages)
+        more["mentions"] = records.mentions_of(id_, more["candidates"], passages)
     if "answers" not in item:
         return Record(id_, question, paragraphs, answerable=None, **more)
     answers = list(_answers(item))
@@ -123,8 +106,8 @@ def question_record(item: Mapping, drops: Drops) -> Record:
     if texts in (("yes",), ("no",)) and starts[0] is None:
         return Record(id_, question, paragraphs, yes_no=texts[0], **more)
     if None in starts:
-        return replace(distant_record(id_, question, paragraphs, texts), **more)
-    gold = [gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
+        return replace(records.distant_record(id_, question, paragraphs, texts), **more)
+    gold = [records.gold_answer(paragraphs, n, start, text, drops) for text, n, start in answers]
     if any(not 0 <= answer.paragraph < len(paragraphs) for answer in gold):
         raise Unusable("answer not in its context", f"{len(paragraphs)} paragraphs, {gold[0]}")
     long = sorted({answer.paragraph for answer in gold}) if len(paragraphs) > 1 else ()
@@ -165,9 +148,9 @@ def babi(path: Path, drops: Drops) -> Iterator[Record]:
         found = {"context": text, "sentences": sentences, "supporting": supporting}
         record = question_record({**item, **found}, drops)
         facts = [record.sentences[number] for number in record.supporting]
-        return replace(record, answers=in_sentences(record.answers, facts))
+        return replace(record, answers=records.in_sentences(record.answers, facts))
 
-    return convert(_babi_lines(path), to_record, drops)
+    return records.convert(_babi_lines(path), to_record, drops)
 
 
 def _babi_lines(path: Path) -> Items:
@@ -177,7 +160,7 @@ def _babi_lines(path: Path) -> Items:
     for line_number, line in enumerate(raw_lines(path), 1):
         number, _, text = line.decode().rstrip().partition(" ")
         if not (number.isdecimal() and text):
-            raise foreign(path, "lines of bAbI, a number and a sentence")
+            raise records.foreign(path, "lines of bAbI, a number and a sentence")
         text, *rest = map(str.strip, text.split("\t"))
         if number == "1":
             story, told = story + 1, {}
@@ -228,7 +211,7 @@ def cloze_questions(
                     item |= {"context": context, "document": title}
                     yield f"{path}: document {number}, passage {place}", item
 
-    return convert(items(), partial(question_record, drops=drops), drops)
+    return records.convert(items(), partial(question_record, drops=drops), drops)
 
 
 def passages(lines: Iterable[str]) -> Iterator[str]:
