@@ -40,9 +40,9 @@ TABLES = {
     "etc reader": "-etc.encoder:ETCOptions etc.reader:ETCReaderConfig",
     "reader": "-models.encoder:EncoderOptions -models.options:ClusteringOptions"
     " models.clusterformer_reader:ClusterformerReaderConfig",
-    "bidaf": "xlqa.bidaf:BidafReaderConfig",
-    "qanet": "-xlqa.bidaf:BidafReaderConfig -models.options:ClusteringOptions"
-    " xlqa.qanet:QANetReaderConfig",
+    "bidaf": "xlqa.readers:BidafReaderConfig",
+    "qanet": "-xlqa.readers:BidafReaderConfig -models.options:ClusteringOptions"
+    " xlqa.readers:QANetReaderConfig",
     "questions": f"tasks.clusterformer_qa:ClusterformerQAConfig -{_LOSSES}"
     " criterions.clusterformer_qa:ClusterformerQAConfig",
     "losses": _LOSSES,

@@ -2,4 +2,4 @@
 
 import fairseq_clusterformer.plugin  # noqa: F401  the task and all that the models are made of
 
-from . import bidaf, qanet  # noqa: F401
+from . import readers  # noqa: F401

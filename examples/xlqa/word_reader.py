@@ -1,10 +1,6 @@
-"""What readers share that read words: BiDAF (Seo et al. 2017) and QANet (Yu et al. 2018).
-
-Both are built as in XLQA, a report on SQuAD 2.0. Words and their letters go through a highway
-network. The document attends to the question, and the question to the document. Two softmaxes
-over the document say where an answer begins and ends; the ``<s>`` in front of the document stands
-for "no answer" in both. The words that subwords make up, and their spelling, are computed from the
-numbers of tokens, by tables of the dictionary: models need nothing but tokens.
+"""What readers of words share, as in XLQA, a report on SQuAD 2.0. The words that subwords make up,
+and their spelling, are computed from the numbers of tokens, by tables of the dictionary: models
+need nothing but tokens.
 
 Shape letters: B batch, N tokens and W words of the longest document, V words of the longest
 question, P subwords and C letters of a word, D width.
@@ -12,7 +8,7 @@ question, P subwords and C letters of a word, D width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -58,13 +54,10 @@ class Words(NamedTuple):
 
 
 class Speller(nn.Module):
-    """Puts tokens together to words.
-
-    A word is a run of letters and digits without a blank, or one other subword, with a blank in
-    front of it. Each of fairseq's own symbols is one, too. Tokens of the text and others, such as
-    a title's, make up no word together. ``texts`` has what each symbol of the dictionary stands
-    for; see :func:`texts_of`.
-    """
+    """Puts tokens together to words. A word is a run of letters and digits without a blank, or one
+    other subword, with a blank in front of it. Each of fairseq's own symbols is one, too. Tokens
+    of the text and others, such as a title's, make up no word together. ``texts`` has what each
+    symbol of the dictionary stands for."""
 
     def __init__(self, dictionary: Dictionary, texts: Sequence[str]):
         super().__init__()
@@ -88,8 +81,8 @@ class Speller(nn.Module):
         spelt = [[alphabet[x] for x in text[:LETTERS]] for text in bare]
         table("_letters", [letters + [0] * (LETTERS - len(letters)) for letters in spelt])
         table("_codes", [[spelling_code(t), spelling_code(t.lower())] for t in bare])
-        powers = [pow(_BASE, i, _BITS) for i in range(_PIECES * _LONGEST)]
-        table("_powers", list(map(_signed, powers)))
+        powers = (pow(_BASE, i, _BITS) for i in range(_PIECES * _LONGEST))
+        table("_powers", [_signed(power) for power in powers])
 
     def forward(self, tokens: Tensor, text_mask: Tensor | None = None) -> Words:
         """The words of tokens, int64 [B, N], with padding behind; bool [B, N] says which are of a
@@ -106,16 +99,15 @@ class Speller(nn.Module):
             begins[:, 1:] |= text_mask[:, 1:] != text_mask[:, :-1]
         begins[:, :1] = True
         begins &= real
+        of_token = (begins.cumsum(1) - 1).clamp(min=0)
         counts = begins.sum(1, keepdim=True)
-        number = max(1, int(counts.max()))
-        places = torch.arange(number, device=tokens.device)
-        padding = places >= counts
-        # a stable sort puts the first tokens of words in front, in their order
-        first = (~begins).long().argsort(dim=1, stable=True)[:, :number]
-        lengths = real.sum(1, keepdim=True)  # the last word ends with the row
-        following = torch.cat([first[:, 1:], lengths], dim=1)
-        last = torch.where(places + 1 < counts, following, lengths) - 1
-        first, last = first.masked_fill(padding, 0), last.masked_fill(padding, 0)
+        padding = torch.arange(max(1, int(counts.max())), device=tokens.device) >= counts
+        # of each token; of padding, the last one before it
+        place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+        place = place.minimum((real.sum(1, keepdim=True) - 1).clamp(min=0))
+        ends = ("amin", "amax")
+        none, how = torch.zeros_like(padding, dtype=torch.long), {"include_self": False}
+        first, last = (none.scatter_reduce(1, of_token, place, end, **how) for end in ends)
 
         most = min(_PIECES, int((last - first).max()) + 1)
         place = first.unsqueeze(-1) + torch.arange(most, device=tokens.device)
@@ -123,14 +115,8 @@ class Speller(nn.Module):
         place = place.clamp(max=tokens.size(1) - 1).flatten(1)
         pieces = tokens.gather(1, place).view_as(within)
         pieces = pieces.masked_fill(~within, self.padding_idx)
-        return Words(
-            (begins.cumsum(1) - 1).clamp(min=0)[:, :length],
-            first,
-            last,
-            padding,
-            pieces,
-            *self._spelled(pieces),
-        )
+        spelled = self._spelled(pieces)
+        return Words(of_token[:, :length], first, last, padding, pieces, *spelled)
 
     def _spelled(self, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """The letters [B, W, C] and the codes [B, W, 2] of words."""
@@ -145,11 +131,9 @@ class Speller(nn.Module):
 
 
 class VectorTable(nn.Module):
-    """Vectors of words that do not learn, and one that does, for all other words.
-
-    A word is found as it is spelt or, failing that, in lower case. Checkpoints hold the codes of
-    the spellings and the vectors, so that no file of vectors is needed afterwards.
-    """
+    """Vectors of words that do not learn, and one that does, for all other words. A word is found
+    as it is spelt or, failing that, in lower case. Checkpoints hold the codes of the spellings and
+    the vectors, so that no file of vectors is needed afterwards."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -183,11 +167,8 @@ class VectorTable(nn.Module):
 
 
 def spelling_code(word: str) -> int:
-    """A number of 64 bits (of two's complement) for a word's spelling.
-
-    It is a polynomial in a fixed number, so that a word's code can be made of those of its parts:
-    code(a + b) = code(a) + base^len(a) code(b).
-    """
+    """A number of 64 bits (of two's complement) for a word's spelling: a polynomial in a fixed
+    number, so that code(a + b) = code(a) + base^len(a) code(b)."""
     code = 0
     for letter in reversed(word):
         code = (code * _BASE + ord(letter) + 1) % _BITS
@@ -265,8 +246,7 @@ class LetterConvolution(nn.Module):
 
 class WordEmbedding(nn.Module):
     """Words by their vectors, their subwords and their letters. The first two are mapped to
-    ``width``; letters are mapped together with them (``joint``), or put behind: ``self.width`` is
-    that of the result."""
+    ``width``; letters are mapped together with them (``joint``), or put behind."""
 
     def __init__(self, task, args, *, width: int, joint: bool):
         super().__init__()
@@ -302,15 +282,13 @@ class WordEmbedding(nn.Module):
 
 
 class ContextQueryAttention(nn.Module):
-    """Attention of a document to its question and back (XLQA section 4.2).
-
-    A word c and a word q of the question are as alike as w . [c; q; c * q] + b. By S, the softmax
-    of that over the question, and T, over the document, a = S Q and b = S T' C.
+    """Attention of a document to its question and back (XLQA section 4.2). A word c and a word q
+    of the question are as alike as w . [c; q; c * q] + b. By S, the softmax of that over the
+    question, and T, over the document, a = S Q and b = S T' C.
 
     With matches, a learned number is added where two words are spelt alike, and the result says of
-    each word whether it is in the question: the exact match of Chen et al. 2017, but after the
-    encoding of the document, which so is the same for any question. fairseq's own symbols have no
-    spelling and count as alike.
+    each word whether it is in the question (the exact match of Chen et al. 2017). fairseq's own
+    symbols have no spelling and count as alike.
     """
 
     def __init__(self, width: int, *, matches: bool = False):
@@ -343,11 +321,9 @@ class ContextQueryAttention(nn.Module):
 
 
 class SpanHeads(nn.Module):
-    """Where an answer begins and ends, or that there is none; in float32 or more.
-
-    In front of the words, both softmaxes have a place for each answer that is no span: the
-    leading ``<s>`` stands for "no answer", as XLQA's leading word outside of the vocabulary does.
-    """
+    """Two softmaxes over a document, in float32 or more: where an answer begins and ends. In front
+    of the words, both have a place for each answer that is no span: the leading ``<s>`` stands for
+    "no answer", as XLQA's leading word outside of the vocabulary does."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -376,12 +352,10 @@ class SpanHeads(nn.Module):
 
 
 class WordReader(ReaderModel):
-    """An encoder of words, and what it answers.
-
-    The encoder has ``dictionary``, ``embedding``, ``head_width`` (of `Reading.begin` and ``end``)
-    and two methods. ``read(asked, words)`` makes a `Reading` of documents for the questions
-    ``asked``. ``clusters(reading)`` says which clusters the tokens of one document are in.
-    """
+    """An encoder of words, and what it answers. The encoder has ``dictionary``, ``embedding``,
+    ``head_width`` (of `Reading.begin` and ``end``) and two methods. ``read(asked, words)`` makes a
+    `Reading` of documents for the questions ``asked``. ``clusters(reading)`` says which clusters
+    the tokens of one document are in."""
 
     windows = 32
 
@@ -396,12 +370,7 @@ class WordReader(ReaderModel):
         if args.word_vectors and not args.word_dim:
             raise ValueError("--word-dim is 0; allowed: the width of --word-vectors")
 
-    def forward(
-        self,
-        question_tokens: Tensor,
-        document_tokens: Tensor,
-        text_mask: Tensor | None = None,
-    ) -> tuple[AnswerLogits, dict[str, Any]]:
+    def forward(self, question_tokens: Tensor, document_tokens: Tensor, text_mask=None) -> tuple:
         """As `ClusterformerReader.forward`."""
         spell, pad = self.encoder.embedding.speller, self.encoder.dictionary.pad()
         check_padding(question_tokens, document_tokens, pad)
@@ -414,12 +383,8 @@ class WordReader(ReaderModel):
 
     def load_initial_weights(self) -> None:
         """Start from the first ``--max-words`` of the file of ``--word-vectors``. Raises
-        ValueError for a model without vectors, or a file that cannot be read or is of another
-        width."""
-        if not (path := self.args.word_vectors):
-            return
-        if not self.args.word_dim:
-            raise ValueError(f"--word-vectors is {path}; allowed: none, for --word-dim is 0")
-        most = self.args.max_words
-        words = read_word_vectors(path, self.args.word_dim, "--word-dim", most=most)
-        self.encoder.embedding.vectors.set(*words)
+        ValueError for a file that cannot be read or is of another width."""
+        if path := self.args.word_vectors:
+            how = {"most": self.args.max_words}
+            words = read_word_vectors(path, self.args.word_dim, "--word-dim", **how)
+            self.encoder.embedding.vectors.set(*words)

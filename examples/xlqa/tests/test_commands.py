@@ -63,31 +63,29 @@ def test_scores_are_those_of_one_question_at_a_time(by_heart, qa_data):
     (checkpoint,) = by_heart[0].glob("checkpoint_*_31.pt")
     printed = validate(qa_data, checkpoint, TASK, "--batch-size", 7)
     model, task = load_model(checkpoint, qa_data)
-    dataset = task.load_dataset("valid")
-    right, nll, nll_one = 0, 0.0, 0.0
+    dataset, rows = task.load_dataset("valid"), []
     for index, example in enumerate(dataset.data):
         batch = dataset.collater([dataset[index]])
         with torch.no_grad():
             logits, _ = model(**batch["net_input"])
         (answers,) = ranked_answers(logits, [dataset.data.document(index)])
-        right += (answers.type != "none") == example.answerable
-        starts = torch.cat([logits.slots[0, 0], logits.start[0]]).log_softmax(0)
-        ends = torch.cat([logits.slots[0, 1], logits.end[0]]).log_softmax(0)
+        right = (answers.type != "none") == example.answerable
+        sides = (logits.start, logits.end)
+        starts, ends = (torch.cat([logits.slots[0, i], x[0]]) for i, x in enumerate(sides))
+        both = starts.log_softmax(0)[:, None] + ends.log_softmax(0)
         types = batch["target"]["types"][0].tolist()
         gold = [(place, place) for place in range(4) if types[1 + place]]
         spans = [] if gold else batch["target"]["spans"][0].tolist()
-        gold += [(4 + first, 4 + last) for first, last in spans]
-        both = torch.stack([starts[first] + ends[last] for first, last in gold])
-        nll -= both.logsumexp(0).item()
-        if not gold[0][0] < 4:
-            first, last = (example.answers[-1] - torch.tensor([0, 1]) + 4).tolist()
-            both = [starts[first] + ends[last]]
-        nll_one -= both[-1].item()
-    assert 0 < right < len(dataset)
-    assert printed["answerable_accuracy"] == pytest.approx(100 * right / len(dataset))
-    assert printed["nll"] == pytest.approx(nll / len(dataset), abs=6e-4)
-    assert printed["nll_one"] == pytest.approx(nll_one / len(dataset), abs=6e-4)
-    assert nll_one > nll + 1
+        nll = [both[first, last] for first, last in gold]
+        nll += [both[4 + first, 4 + last] for first, last in spans]
+        one = nll[-1] if gold else both[tuple(example.answers[-1] + torch.tensor([4, 3]))]
+        rows.append([100.0 * right, -torch.stack(nll).logsumexp(0), -one])
+    right, nll, nll_one = torch.tensor(rows).mean(0).tolist()
+    assert 0 < right < 100
+    assert printed["answerable_accuracy"] == pytest.approx(right)
+    assert printed["nll"] == pytest.approx(nll, abs=6e-4)
+    assert printed["nll_one"] == pytest.approx(nll_one, abs=6e-4)
+    assert nll_one > nll + 1 / len(dataset)
 
 
 def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):

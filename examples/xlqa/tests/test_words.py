@@ -18,7 +18,7 @@ from fairseq_clusterformer.data.characters import joins, words_of
 from fairseq_clusterformer.models.pretrained import read_word_vectors
 from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
 from xlqa import vectors
-from xlqa.tests.word_readers import make_task
+from xlqa.tests.test_readers import make_task
 from xlqa.word_reader import Speller, VectorTable, spelling_code
 
 
@@ -26,19 +26,10 @@ def by_hand(row: list[int], texts: list[str], mask: list[bool]) -> list[list[int
     """The tokens of each word."""
     words: list[list[int]] = []
     for place, token in enumerate(row):
-        before = texts[row[place - 1]] if place else ""
-        joined = (
-            place > 0
-            and mask[place] == mask[place - 1]
-            and min(token, row[place - 1]) >= 4
-            and not texts[token].startswith(" ")
-            and (
-                before == " "
-                or (not texts[token] or joins(texts[token][0]))
-                and (not before.strip() or joins(before[-1]))
-            )
-        )
-        if joined:
+        before, text = texts[row[place - 1]] if place else "", texts[token]
+        joined = (not text or joins(text[0])) and (not before.strip() or joins(before[-1]))
+        joined = (joined or before == " ") and not text.startswith(" ")
+        if place and joined and mask[place] == mask[place - 1] and min(row[place - 1 :][:2]) >= 4:
             words[-1].append(place)
         else:
             words.append([place])

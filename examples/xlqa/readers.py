@@ -1,4 +1,5 @@
-"""``--arch qanet_reader``: QANet (Yu et al. 2018), as XLQA has it, with attention of any kind.
+"""``--arch bidaf_reader``: BiDAF (Seo et al. 2017), and ``--arch qanet_reader``: QANet (Yu et al.
+2018), with attention of any kind; both as XLQA has them.
 
 Shape letters: B batch, W words of the longest document, D width.
 """
@@ -11,6 +12,7 @@ from fairseq.models import FairseqEncoder, register_model
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention
 from fairseq_clusterformer.clustering import Report
@@ -34,7 +36,84 @@ from .word_reader import (
     Words,
 )
 
-PASSES = 3  # of the model encoder, with shared weights
+PASSES = 3  # of QANet's model encoder, with shared weights
+
+
+@dataclass
+class BidafReaderConfig(WordReaderOptions):
+    """Options; by default it has the report's sizes with letters, and subwords as well."""
+
+    dropout: float = option(0.2, "dropout probability")
+    encoder_embed_dim: int = option(100, "width of the words, and of each direction of an LSTM")
+
+
+class TwoWayLSTM(nn.Module):
+    """An LSTM of width D from either side, over the words that there are; with dropout behind
+    each layer."""
+
+    def __init__(self, inputs: int, width: int, layers: int, dropout: float):
+        super().__init__()
+        self.dropout, between = dropout, dropout if layers > 1 else 0.0
+        how = {"batch_first": True, "bidirectional": True, "dropout": between}
+        self.lstm = nn.LSTM(inputs, width, layers, **how)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        """[B, W, inputs] to [B, W, 2 D]; 0 for padding, bool [B, W]."""
+        lengths = (~padding).sum(1).clamp(min=1).cpu()  # a row of padding has one word of it
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        found, _ = self.lstm(packed)
+        out, _ = pad_packed_sequence(found, batch_first=True, total_length=x.size(1))
+        return dropout(out.masked_fill(padding[..., None], 0.0), self.dropout, self.training)
+
+
+class BidafEncoder(nn.Module):
+    """Embedding, context-query attention, and LSTMs before and after it."""
+
+    def __init__(self, task, args):
+        super().__init__()
+        self.dictionary = task.source_dictionary
+        width = args.encoder_embed_dim
+        self.embedding = WordEmbedding(task, args, width=width, joint=False)
+        self.contextual = TwoWayLSTM(self.embedding.width, width, 1, args.dropout)
+        self.attention = ContextQueryAttention(2 * width, matches=args.word_matches)
+        self.modelling = TwoWayLSTM(self.attention.width, width, 2, args.dropout)
+        self.ends = TwoWayLSTM(2 * width, width, 1, args.dropout)
+        self.head_width = self.attention.width + 2 * width
+        self.dropout = args.dropout
+
+    def read(self, asked: Words, words: Words) -> Reading:
+        """See :class:`WordReader`."""
+        read = (self.contextual(self.embedding(own), own.padding) for own in (asked, words))
+        question, document = read
+        both = self.attention(document, question, words, asked)
+        both = dropout(both, self.dropout, self.training)
+        modelled = self.modelling(both, words.padding)
+        ends = self.ends(modelled, words.padding)
+        begin, end = (torch.cat([both, of_side], dim=-1) for of_side in (modelled, ends))
+        return Reading(words, begin, end, [])
+
+    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
+        """No layer clusters."""
+        return {}
+
+
+@register_model("bidaf_reader", dataclass=BidafReaderConfig)
+class BidafReader(WordReader):
+    """A :class:`BidafEncoder`, and what it answers."""
+
+    @classmethod
+    def build_encoder(cls, args, task) -> BidafEncoder:
+        return BidafEncoder(task, args)
+
+
+register_sizes(
+    "bidaf_reader",
+    # learns on a laptop's processor
+    tiny={"encoder_embed_dim": 64, "word_dim": 100},
+    # the report's baseline: vectors of words alone, and with characters
+    xlqa={"subword_dim": 0, "letter_filters": 0},
+    xlqa_letters={"subword_dim": 0},
+)
 
 
 @dataclass
@@ -96,8 +175,7 @@ class SeparableConvolution(nn.Module):
 
 def stochastic_depth(x: Tensor, change: Tensor, survival: float, training: bool) -> Tensor:
     """``x + change``; in training, of each row the change is left out or not (Huang et al. 2016),
-    and divided by the probability ``survival``, so that its mean is that of inference. Rows are
-    drawn one by one: then every parameter has a gradient in each update."""
+    and divided by the probability ``survival``, so that its mean is that of inference."""
     if not training or survival == 1:
         return x + change
     kept = torch.rand(len(x), 1, 1, device=x.device) < survival
@@ -122,9 +200,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward = nn.Sequential(*maps)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(convolutions + 2))
 
-    def forward(
-        self, x: Tensor, padding: Tensor, survival: Iterator[float]
-    ) -> tuple[Tensor, list[Report]]:
+    def forward(self, x: Tensor, padding: Tensor, survival: Iterator) -> tuple[Tensor, list]:
         """[B, W, D] to the same, and the reports; ``survival`` is of each sublayer."""
         reports: list[Report] = []
         if self.absolute:
@@ -161,10 +237,9 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
 
     def read(self, asked: Words, words: Words) -> Reading:
         """See :class:`WordReader`."""
-        (question, of_question), (states, layers) = (
-            self._run(self.embedding(own), own.padding, range(1)) for own in (asked, words)
-        )
-        layers = of_question + layers
+        read = (self._run(self.embedding(own), own.padding, range(1)) for own in (asked, words))
+        (question, layers), (states, of_document) = read
+        layers += of_document
         both = self.attention(states, question, words, asked)
         x, passes = self.resize(dropout(both, self.dropout, self.training)), []
         for _ in range(PASSES):
@@ -177,13 +252,10 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
         begin, end = (torch.cat([passes[0], later], dim=-1) for later in passes[1:])
         return Reading(words, begin, end, layers)
 
-    def _run(
-        self, x: Tensor, padding: Tensor, blocks: range
-    ) -> tuple[Tensor, list[tuple[int, list[Report]]]]:
+    def _run(self, x: Tensor, padding: Tensor, blocks: range) -> tuple[Tensor, list[tuple]]:
         """Blocks one after another: [B, W, D], and each one's number and reports."""
-        depth = sum(len(self.layers[number].norms) for number in blocks)
+        depth, layers = sum(len(self.layers[number].norms) for number in blocks), []
         survival = (1 - self.left_out * (i + 1) / depth for i in range(depth))
-        layers = []
         for number in blocks:
             x, reports = self.layers[number](x, padding, survival)
             layers.append((number, reports))
@@ -207,31 +279,24 @@ class QANetReader(WordReader):
 
     @classmethod
     def build_encoder(cls, args, task) -> QANetEncoder:
-        """The encoder that the options name; ValueError for an attention that is not allowed."""
         if args.positions in ("learned", "none"):
             allowed = "sinusoidal, rotary, relative, for a document may have any length"
             raise refused("--positions", args.positions, allowed)
         # what the plan sets, by fairseq's names, if --positions is given
         set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
         plan = attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
-        for heads in (heads for layer in plan.layers for heads in layer):
-            if not getattr(heads.options, "own_centroids", True):
-                allowed = "centroids of its own for each block"
-                raise refused("--attention", args.attention, allowed)
+        each = (heads.options for layer in plan.layers for heads in layer)
+        if not all(getattr(options, "own_centroids", True) for options in each):
+            raise refused("--attention", args.attention, "centroids of its own for each block")
         return QANetEncoder(task, args, plan=plan)
 
 
+_SMALL = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4}
+_LARGE = {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256, "encoder_attention_heads": 8}
 register_sizes(
     "qanet_reader",
-    # learns on a laptop's processor
-    tiny=(
-        {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "encoder_layers": 4},
-        {"letter_filters": 32, "word_dim": 100},
-    ),
+    tiny=_SMALL | {"letter_filters": 32, "word_dim": 100},  # learns on a laptop's processor
     # the report's, by vectors and letters
     xlqa={"subword_dim": 0},
-    xlqa_large=(
-        {"encoder_embed_dim": 256, "encoder_ffn_embed_dim": 256, "subword_dim": 0},
-        {"encoder_attention_heads": 8},
-    ),
+    xlqa_large=_LARGE | {"subword_dim": 0},
 )
