@@ -24,7 +24,7 @@ import xlqa  # noqa: F401  plug-ins of grids
 from examples.language_model import recall
 from examples.question_answering import distance
 from openkp import prepare
-from openkp.tests.web_pages import pages_with_headings, write_pages
+from openkp.tests.conftest import pages_with_headings, write_pages
 from scripts.experiments import results, run
 from scripts.experiments.grids import FILES, load_grid, runs_of
 from scripts.experiments.programs import options_of

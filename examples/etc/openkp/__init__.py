@@ -5,4 +5,4 @@ from fairseq_clusterformer.use import CLASSES
 
 from . import task  # noqa: F401
 
-CLASSES["etc_keyphrases"] = f"{__name__}.use:KeyphraseModel"
+CLASSES["etc_keyphrases"] = f"{__name__}.task:KeyphraseModel"

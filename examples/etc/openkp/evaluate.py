@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from fairseq_clusterformer.cli.common import Parser, add_force, add_model, check_files
+from fairseq_clusterformer.cli.common import Parser, add_force, add_model, check_files, load_model
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import write_text
 
 NAME = "python examples/etc/openkp/evaluate.py"
@@ -34,26 +33,20 @@ def main(arguments: Sequence[str]) -> int:
     import torch
     from fairseq.utils import apply_to_sample
 
-    from fairseq_clusterformer.checkpoints.load import load_checkpoint
-    from fairseq_clusterformer.use.base import device_of
+    from fairseq_clusterformer.checkpoints.load import dataset_of
     from openkp.task import SCORES, found_in, keyphrase_scores
 
-    loaded = load_checkpoint(args.checkpoint, data=args.data, task="etc_keyphrases")
-    how = {"inputs": [loaded.path, loaded.folder], "force": args.force}
+    used, rows = load_model(args, "etc_keyphrases"), {}
+    how = {"inputs": [used.loaded.path, used.loaded.folder], "force": args.force}
     if args.out:
         check_files(args.out, WRITTEN, **how)
-    device, rows = device_of("cpu" if args.cpu else None), {}
-    model = loaded.model.to(device)
-    try:
-        dataset = loaded.task.load_dataset(args.split)
-    except (FileNotFoundError, ValueError) as error:
-        raise UserError(f"--split is {args.split}: {error}") from None
-    batches = loaded.task.get_batch_iterator(dataset, max_sentences=8)
+    dataset = dataset_of(used.loaded, args.split, "--split")
+    batches = used.loaded.task.get_batch_iterator(dataset, max_sentences=8)
     with torch.no_grad():
         for batch in batches.next_epoch_itr(shuffle=False):
-            given = apply_to_sample(lambda tensor: tensor.to(device), batch["net_input"])
-            numbers = batch["id"].tolist()
-            rows |= zip(numbers, found_in(dataset.data, numbers, model(**given)[0]), strict=True)
+            given = apply_to_sample(lambda x: x.to(used.device), batch["net_input"])
+            found = found_in(dataset.data, batch["id"].tolist(), used.model(**given)[0])
+            rows |= zip(batch["id"].tolist(), found, strict=True)
     found = [rows[number] for number in sorted(rows)]
     known = [keyphrase_scores(best, right) for _, best, right in found if right]
     scores = {name: mean(row[name] for row in known) for name in SCORES if known}

@@ -7,7 +7,6 @@ Shape letters: B batch, N tokens, W words, G nodes, D width.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,9 +129,7 @@ class ETCKeyphrases(ETCModel):
             allowed = "0 for keyphrases, where global tokens stand for nodes of the page"
             raise refused("--clusters", args.clusters, allowed)
 
-    def forward(
-        self, src_tokens: Tensor, page: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def forward(self, src_tokens: Tensor, page: dict[str, Tensor]) -> tuple[Tensor, dict]:
         """The logits of n-grams, [B, 5, W], see :class:`PhraseHead`, of what
         :func:`~openkp.pages.batch_of_pages` makes; and the layers' ``reports``: none."""
         padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
@@ -148,12 +145,9 @@ class ETCKeyphrases(ETCModel):
         if self.args.fixed_blocks:
             return self.encoder(src_tokens).of_long
         number = torch.arange(page["nodes"].size(1), device=src_tokens.device)
-        structure = Structure(
-            page["nodes"],
-            src_tokens.size(1),
-            long_padding=src_tokens.eq(self.encoder.dictionary.pad()),
-            global_padding=number >= page["num_nodes"].unsqueeze(1),
-        )
+        hidden = {"long_padding": src_tokens.eq(self.encoder.dictionary.pad())}
+        hidden["global_padding"] = number >= page["num_nodes"].unsqueeze(1)
+        structure = Structure(page["nodes"], src_tokens.size(1), **hidden)
         of_nodes = of_tokens = None
         if self.visual is not None:
             of_nodes = self.visual(page["visual"])

@@ -97,14 +97,14 @@ def page_of(item: Mapping) -> dict[str, Any]:
     if last != len(given):
         problem = f"the last node of {url} ends at word {last}; allowed: {len(given)}"
         raise Unusable("nodes that do not cover the text", problem)
-    phrases, places = None, []
+    phrases = None
     if item.get("KeyPhrases") is not None:
         listed = ({"keyphrase": words} for words in get(item, "KeyPhrases", list))
         lower = (" ".join(get(words, "keyphrase", list)).lower().split() for words in listed)
         phrases = list(dict.fromkeys(" ".join(phrase) for phrase in lower if phrase))
     grams = {gram: first for gram, _, first in _grams(" ".join(words).lower().split(" "), nodes)}
-    for gram in map(tuple, map(str.split, phrases or ())):
-        places += [(grams[gram], len(gram))] if gram in grams else []
+    known = (tuple(phrase.split()) for phrase in phrases or ())
+    places = [(grams[gram], len(gram)) for gram in known if gram in grams]
     page = {"url": url, "text": " ".join(words), "nodes": nodes, "visual": visual}
     return page | {"phrases": phrases, "places": places}
 
@@ -145,10 +145,9 @@ class Page(NamedTuple):
     @classmethod
     def of(cls, tokens: np.ndarray, page: Mapping[str, Any]) -> "Page":
         _, folded = np.unique(page["text"].lower().split(" "), return_inverse=True)
-        nodes, visual, places = (
-            np.array(page[name], int) for name in ("nodes", "visual", "places")
-        )
-        return cls(tokens, np.array(page["starts"]), folded, nodes, visual, places.reshape(-1, 2))
+        nodes, visual = np.array(page["nodes"], int), np.array(page["visual"], int)
+        places = np.array(page["places"], int).reshape(-1, 2)
+        return cls(tokens, np.array(page["starts"]), folded, nodes, visual, places)
 
     def within(self, tokens: int, nodes: int) -> "Page":
         """The beginning of the page: whole nodes, so many or fewer, of so many tokens. If not even
@@ -160,14 +159,9 @@ class Page(NamedTuple):
             words = int(self.nodes[kept - 1, 1])
         else:
             words, kept, places = max(words, 1), 1, places[:0]
-        return Page(
-            self.tokens[: min(ends[words - 1], tokens)],
-            self.starts[:words],
-            self.folded[:words],
-            self.nodes[:kept].clip(max=words),
-            self.visual[:kept],
-            places[places.sum(1) <= words],
-        )
+        parts = self.tokens[: min(ends[words - 1], tokens)], self.starts[:words]
+        parts += self.folded[:words], self.nodes[:kept].clip(max=words), self.visual[:kept]
+        return Page(*parts, places[places.sum(1) <= words])
 
     def first_places(self, words: int) -> np.ndarray:
         """Where each n-gram first stands in one node, as its first word, [5, words]: row i has
@@ -190,27 +184,21 @@ class PageData(RecordData):
 
 
 class PageDataset(BySize):
-    """Pages of a split with their keyphrases. By the task's options, long pages lose their last
-    nodes; training leaves out those that have no keyphrase left, as in the paper.
-
-    Attributes:
-        pages: the numbers in ``data`` of those that are used.
-        cut: how many of all pages lose their end.
-        nodes_left_out: how many nodes they lose.
-    """
+    """Pages of a split with their keyphrases. By the task's options, ``cut`` of all pages lose
+    their last nodes, ``nodes_left_out``; training leaves out those that have no keyphrase left, as
+    in the paper. ``pages`` are the numbers in ``data`` of those that are used."""
 
     def __init__(self, data: PageData, split: str, dictionary: Dictionary, cfg: Any):
         self.data, self.split, self.dictionary = data, split, dictionary
         self.shuffle, self._most = not cfg.no_shuffle, (cfg.max_positions, cfg.max_nodes)
-        kept, sizes, self.cut, self.nodes_left_out = [], [], 0, 0
+        kept, self.cut, self.nodes_left_out = {}, 0, 0  # the sizes of pages
         for index, page in enumerate(map(data.__getitem__, range(len(data)))):
             part = page.within(*self._most)
             self.cut += len(part.starts) < len(page.starts)
             self.nodes_left_out += len(page.nodes) - len(part.nodes)
             if len(part.places) or split != cfg.train_subset:
-                kept.append(index)
-                sizes.append(len(part.tokens))
-        self.pages, self.sizes = np.array(kept, np.int64), np.array(sizes, np.int64)
+                kept[index] = len(part.tokens)
+        self.pages, self.sizes = (np.array([*x], np.int64) for x in (kept, kept.values()))
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -227,12 +215,9 @@ class PageDataset(BySize):
         most = int(inputs["page"]["num_words"].max())
         first = np.stack([page.first_places(most) for page in pages])
         places = pad_sequence([torch.from_numpy(page.places) for page in pages], True)
-        return {
-            "split": self.split,
-            "net_input": inputs,
-            "target": {"places": places, "first": torch.from_numpy(first)},
-            "ntokens": sum(len(page.tokens) for page in pages),
-        }
+        target = {"places": places, "first": torch.from_numpy(first)}
+        more = {"split": self.split, "ntokens": sum(len(page.tokens) for page in pages)}
+        return {"net_input": inputs, "target": target, **more}
 
 
 def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
@@ -246,11 +231,10 @@ def batch_of_pages(pages: Sequence[Page], padding: int) -> dict[str, Any]:
         node = np.arange(len(page.nodes)).repeat(page.nodes[:, 1] - page.nodes[:, 0])
         bounds = np.append(page.starts, len(page.tokens))[page.nodes]
         rows.append((page.tokens, words, node[words], bounds, page.visual))
-    tokens, *more = (
-        pad_sequence([torch.from_numpy(x) for x in column], True, fill)
-        for column, fill in zip(zip(*rows, strict=True), (padding, 0, 0, 0, 0), strict=True)
-    )
-    batch = dict(zip(("words", "token_nodes", "nodes", "visual"), more, strict=True))
+    columns = ([torch.from_numpy(x) for x in column] for column in zip(*rows, strict=True))
+    tokens = pad_sequence(next(columns), True, padding)
+    names = ("words", "token_nodes", "nodes", "visual")
+    batch = {n: pad_sequence(column, True) for n, column in zip(names, columns, strict=True)}
     batch["num_words"] = torch.tensor([len(page.starts) for page in pages])
     batch["num_nodes"] = torch.tensor([len(page.nodes) for page in pages])
     return {"src_tokens": tokens, "page": batch}

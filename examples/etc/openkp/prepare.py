@@ -4,7 +4,7 @@
 
 DEST gets the pages in subwords, their words and nodes, what the nodes look like, and where the
 keyphrases stand. ``prepared.json`` lists the options, what is in each split, and what was dropped
-and why. Pages of train without a keyphrase in their text are dropped.
+and why, such as pages of train without a keyphrase in their text.
 
 A line of a file is a JSON object with "url", "text", "VDOM" and "KeyPhrases", as in OpenKP's
 files. "VDOM" is a list of nodes, or the same as JSON in a string:
@@ -44,22 +44,16 @@ NAME = "python examples/etc/openkp/prepare.py"
 FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
 
 
-def prepare(
-    *, dest: Path, source: Path | None, workers: int, force: bool, **options
-) -> dict | None:
+def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how) -> dict | None:
     """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
     prepared before. Raises UserError for a file without a usable page."""
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
-    splits = files_of_splits(options, found, source, FILES)
-    vocabulary = take_vocabulary(options)
+    splits = files_of_splits(how, found, source, FILES)
+    vocabulary = take_vocabulary(how)
     check_train(splits, vocabulary)
-    recipe = {
-        "corpus": "openkp",
-        "files": {split: checksums(paths) for split, paths in splits.items()},
-        **vocabulary.recipe(),
-        "unicode": READ_FORM,
-    }
+    files = {split: checksums(paths) for split, paths in splits.items()}
+    recipe = {"corpus": "openkp", "files": files, **vocabulary.recipe(), "unicode": READ_FORM}
 
     def build(work: Path, out: Path) -> dict:
         from fairseq.data.indexed_dataset import best_fitting_int_dtype

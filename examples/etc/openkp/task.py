@@ -1,26 +1,34 @@
 """Task and criterion ``etc_keyphrases``: keyphrases among the n-grams of web pages (Ainslie et al.
-2020: OpenKP), and OpenKP's scores of them."""
+2020: OpenKP), OpenKP's scores of them, and what a trained model can do."""
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
+from fairseq.utils import apply_to_sample
 from torch import Tensor
 
+from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
 from fairseq_clusterformer.data.stored import shard_of
+from fairseq_clusterformer.data.subwords import load_prepared
+from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
+from fairseq_clusterformer.use.base import Pretrained
 
 from .model import ETCKeyphrases
-from .pages import PageData, PageDataset
+from .pages import VISUAL, Page, PageData, PageDataset, batch_of_pages, encode, page_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +52,8 @@ def best_keyphrases(
 
 
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
-    """``precision_at_K``, ``recall_at_K`` and ``f1_at_K`` of one page in percent, for K of
-    :data:`DEPTHS`, of distinct phrases in lower case, the most likely first. Precision at K is
-    over K phrases even where fewer are found. ``gold`` has a phrase or more."""
+    """The :data:`SCORES` of a page in percent, of distinct phrases in lower case, the most likely
+    first; precision at K is over K phrases even where fewer are found. ``gold`` is not empty."""
     scores = []
     for depth in DEPTHS:
         hits = len(set(found[:depth]) & set(gold))
@@ -65,9 +72,8 @@ def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator
 
 def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Tensor:
     """Cross-entropy of a page's n-grams with its keyphrases, which share the probability equally,
-    in nats, [B]; 0 where there is no keyphrase. Of logits [B, 5, W], and the targets of
-    :class:`PageDataset`. By "first", each n-gram has a logit at each of its places, and the first
-    is right; by "max", n-grams of the same words have one logit, their largest."""
+    in nats, [B]; 0 where there is none. Of logits [B, 5, W] and `PageDataset`'s targets. By
+    "first", the first place of an n-gram is right; by "max", equal n-grams have one logit."""
     width, flat = logits.size(-1), logits.flatten(1)
     if right == "max":
         row = torch.arange(logits.size(1), device=first.device).unsqueeze(-1)
@@ -95,9 +101,8 @@ class ETCKeyphrasesLossConfig(FairseqDataclass):
 
 @register_criterion("etc_keyphrases", dataclass=ETCKeyphrasesLossConfig)
 class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
-    """One softmax over all n-grams of a page; see :func:`phrase_nll`. Validation also logs F1,
-    precision and recall of the best 1, 3 and 5 phrases in percent, means over the pages whose
-    keyphrases are known."""
+    """One softmax over all n-grams of a page; see :func:`phrase_nll`. Validation also logs the
+    :data:`SCORES`, means over the pages whose keyphrases are known."""
 
     def __init__(self, task, phrase_loss: str):
         super().__init__(task)
@@ -144,9 +149,7 @@ class ETCKeyphrasesTask(OwnModels):
     name, model, criterion = "etc_keyphrases", ETCKeyphrases, ETCKeyphrasesLoss
     made_by = "python examples/etc/openkp/prepare.py"
 
-    def load_dataset(
-        self, split: str, combine: bool = False, epoch: int = 1, **kwargs
-    ) -> PageDataset:
+    def load_dataset(self, split: str, combine=False, epoch: int = 1, **kwargs) -> PageDataset:
         """Load "train", "valid" or "test", and log what is cut. Raises FileNotFoundError or
         ValueError: files that are missing or do not fit together, or no page to train on."""
         data = PageData(shard_of(self.cfg.data, epoch), split)
@@ -163,3 +166,52 @@ class ETCKeyphrasesTask(OwnModels):
             raise ValueError(f"{split} of {self.cfg.data}: {problem}; allowed: one or more")
         self.datasets[split] = dataset
         return dataset
+
+
+class KeyphraseModel(Pretrained):
+    """Finds the phrases that say what a page is about; of the task ``etc_keyphrases``."""
+
+    kind = "model of keyphrases"
+    abilities = ("keyphrases", "encode")
+
+    @torch.no_grad()
+    def keyphrases(self, page: str | Mapping, most: int = 5) -> list[tuple[str, float]]:
+        """The best phrases of a page in lower case, ``most`` or fewer, each with its logit. A page
+        has "text" and "VDOM", as in OpenKP's files, or is a text, whose lines are nodes, for a
+        model that does not read what nodes look like; what is longer than one of the training is
+        cut. Raises UserError: a page that is none, or a text for another model."""
+        words, batch = self._read(page)
+        return best_keyphrases(self.model(**batch)[0][0].cpu(), words, most)
+
+    @torch.no_grad()
+    def _states(self, text: str | Mapping) -> Tensor:
+        return self.model.encoded(**self._read(text)[1])[0]
+
+    @cached_property
+    def _subwords(self) -> dict[str, Any]:
+        model, index = load_prepared(self.loaded.folder), self.loaded.task.dictionary.index
+        return {"model": model, "to_index": [index(symbol) for symbol in model.symbols]}
+
+    def _read(self, given: str | Mapping) -> tuple[list[str], dict[str, Any]]:
+        """The words of a page, and what the model reads of it."""
+        task, is_text = self.loaded.task, isinstance(given, str)
+        try:
+            page = self._of_text(given) if is_text else page_of({"url": "", **given})
+        except Unusable as error:
+            shown = repr(given if is_text else str(given.get("text")))[:60]
+            problem = f"{error.reason}: {error.detail}"
+            raise bad_option("page", shown, "a page as in OpenKP's files", problem) from None
+        whole = Page.of(*encode(page, **self._subwords))
+        part = whole.within(task.cfg.max_positions, task.cfg.max_nodes)
+        batch = batch_of_pages([part], task.source_dictionary.pad())
+        return page["text"].split(" "), apply_to_sample(lambda x: x.to(self.device), batch)
+
+    def _of_text(self, text: str) -> dict[str, Any]:
+        if self.model.visual is not None:
+            raise Unusable("a text", "this model reads VDOM, what a page's nodes look like")
+        lines = [words for words in map(str.split, text.splitlines()) if words]
+        if not lines:
+            raise Unusable("empty text", "no line has a word")
+        nodes = [*pairwise(accumulate(map(len, lines), initial=0))]
+        page = {"text": " ".join(" ".join(words) for words in lines), "nodes": nodes}
+        return page | {"visual": [[0] * VISUAL] * len(nodes), "places": []}

@@ -13,8 +13,8 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
 from openkp import evaluate, prepare
 from openkp.pages import PageData
+from openkp.tests.conftest import page, pages_with_headings, write_pages
 from openkp.tests.test_pages import NODES
-from openkp.tests.web_pages import page, pages_with_headings, write_pages
 from tests.cli.in_process import HERE, train, validate
 from tests.corpora.commands import record_of, run
 from tests.data.subword_models import write_gpt2
@@ -92,17 +92,14 @@ def test_keyphrases_of_a_text(pages, tmp_path):
         model.keyphrases("\n")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--max-positions 1", r": no page has a keyphrase left \(--max-positions 1,"),
-        ("--clusters 3", "--clusters is 3; allowed: 0 for keyphrases"),
-    ],
-)
 @pytest.mark.usefixtures("no_update")
-def test_bad_options(options, message, pages, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        train(pages, f"{KEYPHRASES} {options}", tmp_path)
+def test_bad_options(pages, tmp_path):
+    for options, message in {
+        "--max-positions 1": r": no page has a keyphrase left \(--max-positions 1,",
+        "--clusters 3": "--clusters is 3; allowed: 0 for keyphrases",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            train(pages, f"{KEYPHRASES} {options}", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +127,7 @@ def test_option(options, cut, nodes, pages, tmp_path, caplog):
 
 
 def prepared(*words: object) -> int:
-    """``prepare.py WORDS``; a string may be several, between blanks."""
-    given = [w for word in words for w in (word.split() if type(word) is str else [str(word)])]
-    return program(prepare.NAME, prepare.main, given)
+    return program(prepare.NAME, prepare.main, [*map(str, words)])
 
 
 def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -156,11 +151,11 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data = PageData(tmp_path / "data", "train")
     assert data.texts(4)["phrases"] == ["no such phrase", "star trek"]
     folded = data[4].folded.tolist()
-    assert len(set(folded)) == 7
-    assert folded[:2] == folded[6:8]
+    assert (len(set(folded)), folded[:2]) == (7, folded[6:8])
     assert prepared(*words) == 0
     assert "already prepared" in capsys.readouterr().out
-    assert prepared(*words, "--gpt2-bpe", write_gpt2(tmp_path / "bpe"), "--workers 2 --force") == 0
+    words += ("--gpt2-bpe", write_gpt2(tmp_path / "bpe"), "--workers", 2, "--force")
+    assert prepared(*words) == 0
     assert PageData(tmp_path / "data", "train")[4].places.tolist() == [[0, 2]]
     assert not (tmp_path / "data" / "sentencepiece.model").exists()
     bad = write_pages(tmp_path / "bad.jsonl", [page(NODES, ["x"])])

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.subwords import Tokens
 from openkp.pages import MOST_WORDS, VISUAL, Page, batch_of_pages, encode, page_of, read_pages
-from openkp.tests.web_pages import HEADING, PLAIN, page, write_pages
+from openkp.tests.conftest import HEADING, PLAIN, page, write_pages
 
 NODES = [("Star Trek Discovery Season 1", HEADING), ("", PLAIN), ("the star  trek cast", PLAIN)]
 #: a b | a b c | c a: seven words of ten tokens, of which the fourth has none
@@ -90,13 +91,9 @@ def test_what_cannot_be_used_is_named(item, reason: str, detail: str, tmp_path: 
 )
 def test_tokens_of_words(words: str, spans: list, starts: list[int]) -> None:
     """The blank before a word is the word's, whether it is a token or a part of one."""
-
-    class Model:
-        @staticmethod
-        def encode(text: str) -> Tokens:
-            return Tokens(np.arange(len(spans)), *np.array(spans).T)
-
-    assert encode({"text": words}, model=Model, to_index=range(9))[1]["starts"] == starts
+    tokens = Tokens(np.arange(len(spans)), *np.array(spans).T)
+    model = SimpleNamespace(encode=lambda text: tokens)
+    assert encode({"text": words}, model=model, to_index=range(9))[1]["starts"] == starts
 
 
 @pytest.mark.parametrize(
@@ -112,7 +109,7 @@ def test_tokens_of_words(words: str, spans: list, starts: list[int]) -> None:
 )
 def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...]) -> None:
     part = SAMPLE.within(tokens, nodes)
-    assert (len(part.tokens), len(part.starts), len(part.nodes), len(part.places)) == kept
+    assert tuple(map(len, (part.tokens, part.starts, part.nodes, part.places))) == kept
     assert part.nodes.tolist() == SAMPLE.nodes[: kept[2]].clip(max=kept[1]).tolist()
     assert len(part.visual) == kept[2]
 
