@@ -116,10 +116,9 @@ _TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
 _SICK = {"train": "train", "valid": "trial", "test": "test_annotated"}
 _MNLI = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
 _ENTAILED = ("entailment", "not_entailment")
+_PREMISE = ("premise", "hypothesis")
 _read_snli = _columns("gold_label", "sentence1", "sentence2", kind="jsonl", unlabelled="-")
-_read_scitail = _columns(
-    "label", "premise", "hypothesis", names=("premise", "hypothesis", "label")
-)
+_read_scitail = _columns("label", *_PREMISE, names=(*_PREMISE, "label"))
 _read_quora = _columns("is_duplicate", "question1", "question2", kind="quoted tsv")
 _read_quora_parts = _columns("label", "text1", "text2", names=("label", "text1", "text2", "id"))
 _read_sick = _columns("entailment_judgment", "sentence_A", "sentence_B")
@@ -130,6 +129,7 @@ _read_glue = _columns("label", "sentence1", "sentence2")
 _read_qqp = _columns("is_duplicate", "question1", "question2", drops=True)
 _read_mnli = _columns("gold_label", "sentence1", "sentence2")
 
+_WIKIQA = _each("WikiQA-{}.tsv", _read_wikiqa, **_DEV)
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
     "cr": _sentences("custrev.all"),
@@ -161,9 +161,7 @@ CORPORA: dict[str, dict] = {
         _each("{}.tsv", _read_quora_parts, tokenised=True, **_DEV),
     ),
     # the question of each pair is its group
-    "wikiqa": _pairs(
-        _BINARY, _each("WikiQA-{}.tsv", _read_wikiqa, **_DEV), _aligned(**_DEV), grouped=True
-    ),
+    "wikiqa": _pairs(_BINARY, _WIKIQA, _aligned(**_DEV), grouped=True),
     "msrp": _pairs(_BINARY, _each("msr_paraphrase_{}.txt", _read_msrp, **_TWO), _aligned(**_TWO)),
     "cola": _glue("CoLA", _read_cola, *_BINARY, inputs=1),
     "sst2": _glue("SST-2", _columns("label", "sentence"), *_BINARY, inputs=1),

@@ -5,10 +5,9 @@
         --dense FOLDER --text more.txt --lengths 512 2048
 
 The dense model reads as long texts: its learned positions are repeated as those of the converted
-one are. Two others have its weights, too: windows, which show each query as many keys as the
-converted model does, and pieces as long as the dense model was trained on, read apart. Printed are
-cosines with the dense model, means over texts: of a token's states in the last layer, and of their
-mean over a text; and the seconds of a text.
+one are. Beside it stand windows of as many keys, and pieces as long as the dense model was trained
+on, read apart. Printed are cosines with the dense model, means over texts: of a token's states in
+the last layer, and of their mean over a text; and the seconds of a text.
 """
 
 import json
@@ -68,18 +67,15 @@ def main(arguments: Sequence[str]) -> int:
         dictionary = given.task.source_dictionary
         if dictionary.symbols != converted.task.source_dictionary.symbols:
             raise bad_option("--dense", args.dense, "a model of the same dictionary")
-        trained, window = (
-            int(given.model.max_positions()),
-            f"window({keys_of(converted.model)[0] - 1})",
-        )
-        dense, windows = (
-            rebuilt(given, {"encoder": spec}, max_positions=most).model
-            for spec in ("full", window)
-        )
+        trained = int(given.model.max_positions())
+        window = f"window({keys_of(converted.model)[0] - 1})"
+        built = (rebuilt(given, {"encoder": x}, max_positions=most) for x in ("full", window))
+        dense, windows = (each.model for each in built)
         coding = TextCoding.from_folder(given.folder, dictionary)
     ends = torch.tensor([dictionary.bos(), dictionary.eos()])
     models = {"dense": (dense, None), "converted": (converted.model, None)}
     models |= {window: (windows, None), f"pieces of {trained:,}": (dense, trained)}
+    readers = {name: partial(encode, model, ends, size) for name, (model, size) in models.items()}
     results: dict[int, dict] = {}
     print(f"{'tokens':>7}  {'model':24}{'states':>9}{'vector':>9}{'s':>9}")
     for length in args.lengths:
@@ -94,9 +90,6 @@ def main(arguments: Sequence[str]) -> int:
         if not texts:
             raise bad_option("--lengths", length, "no more tokens than a file of --text has")
         columns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
-        readers = {
-            name: partial(encode, model, ends, piece) for name, (model, piece) in models.items()
-        }
         for read in readers.values():
             read(texts[0])  # the first time takes longer
         for text in texts:

@@ -1,8 +1,7 @@
 """Questions that take two facts, which stand 500 to 8,000 tokens apart in real passages.
 
 A document says where several people went ("Sullivan went to Denmark.") and, many tokens before or
-after, "Sullivan won." The question is where the winner went. A reader must find both facts,
-because the name that connects them is not in the question.
+after, "Sullivan won." The question is where the winner went.
 
     python -m examples.question_answering.distance make DEST --passages FILE...
     clusterformer prepare qa text DEST DATA --sentencepiece-model DEST/sentencepiece.model
@@ -11,11 +10,9 @@ because the name that connects them is not in the question.
 
 `make` writes the questions of train, valid and test, with the sentences that support their answers
 (for etc_reader), and the model of the subwords that tokens are counted in. A question's id is the
-distance that was asked for, the true one and a number, as in 4000-4013-27. Test documents consist
-of passages that no training document has. In the order of their lengths (fairseq's --curriculum 1
---no-shuffle), the training documents are a lesson plan: from facts 60 tokens apart to 2,000.
-
-`score` prints how many questions a reader answers exactly at each distance, in percent.
+distance that was asked for, the true one and a number, as in 4000-4013-27. No passage is in both
+training and test documents. In the order of their lengths (fairseq's --curriculum 1 --no-shuffle),
+the training documents are a lesson plan: from facts 60 tokens apart to 2,000.
 """
 
 import json
@@ -95,24 +92,18 @@ def make_document(
     return question, sum(sizes[slice(*supporting)])
 
 
-def sentences(
-    pool: list[str], most: int, tokens: Tokens, draw: random.Random
-) -> Iterator[Sentence]:
+def sentences(pool: list, most: int, tokens: Tokens, draw: random.Random) -> Iterator[Sentence]:
     """The sentences of up to ``most`` tokens of passages, drawn without end; one ends where a
     capital follows."""
-    ends, kept = re.compile(r"(?<=[.!?]) (?=[A-Z])"), []
-    for passage in pool:
-        told = [(text, tokens(text)) for text in ends.split(passage)]
-        if told := [one for one in told if one[1] <= most]:
-            kept.append(told)
-    if not kept:
+    texts = (re.split(r"(?<=[.!?]) (?=[A-Z])", passage) for passage in pool)
+    told = ([(text, n) for text in of if (n := tokens(text)) <= most] for of in texts)
+    if not (kept := [of_passage for of_passage in told if of_passage]):
         raise UserError(f"--passages: no sentence of {most} tokens or fewer")
     while True:
         yield from draw.choice(kept)
 
 
 def make(args: Namespace) -> None:
-    """Make the documents, by the options of ``make --help``."""
     from fairseq_clusterformer.corpora.binarize import train_sentencepiece
     from fairseq_clusterformer.data.subwords import MODEL, load
 
@@ -129,8 +120,7 @@ def make(args: Namespace) -> None:
         free = [p for p in passages if set(words).isdisjoint(re.findall(r"\w+", p))]
         apart = round(HELD_OUT * len(free))
         if not 0 < apart < len(free):
-            problem = f"{len(free)} passages without these words"
-            allowed = "enough of them to hold some out"
+            allowed, problem = "enough to hold some out", f"{len(free)} without these words"
             raise bad_option("--passages", args.passages[0], allowed, problem)
         stages = {
             "train": [(max(1, round(args.scale * number)), range_) for number, range_ in LESSONS],
@@ -141,8 +131,7 @@ def make(args: Namespace) -> None:
             draw, rows = random.Random(f"{args.seed} {split}"), []
             pool = free[apart:] if split == "train" else free[:apart]
             for number, distances in of_split:
-                most = LONG if distances[0] >= 100 else SHORT
-                filler = sentences(pool, most, tokens, draw)
+                filler = sentences(pool, LONG if distances[0] >= 100 else SHORT, tokens, draw)
                 for _ in range(number):
                     document, true = make_document(distances, filler, tokens, draw)
                     row = {"id": f"{distances[1]}-{true}-{len(rows)}", **document}
@@ -152,8 +141,7 @@ def make(args: Namespace) -> None:
 
 
 def score(args: Namespace) -> None:
-    """Print the percent of test's questions that are answered exactly, by the distance in their
-    ids."""
+    """Print the percent of test's questions that are answered exactly at each distance."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.metrics import answers
     from fairseq_clusterformer.use.evaluate import predict

@@ -9,12 +9,11 @@
     $F score test.jsonl --calibration calibration.json
 
 ``make`` divides the articles of SQuAD 1.1's development set (DATA/squad/dev-v1.1.json.gz): every
-fourth is for tests, every twelfth for validation. It writes each to a file of its own. A folder is
-a list of 30 of them, with 60 questions, of which 15 are about articles that are missing. There are
-four folders of the test articles, of which each is missing in one folder, and four of the
-validation articles. The other files are articles that readers train on. ``ask`` keeps the ten best
-answers to each question, with what they are ranked by; an index keeps the vectors of articles that
-several folders have. ``fit`` makes weights of these, and ``score`` applies them.
+fourth is for tests, every twelfth for validation. A folder is a list of 30 of them, with 60
+questions, of which 15 are about articles that are missing. There are four folders of the test
+articles, of which each is missing in one folder, and four of the validation articles. The other
+files are articles that readers train on. ``ask`` keeps the ten best answers to each question, with
+what they are ranked by; ``fit`` makes weights of these, and ``score`` applies them.
 
 An answer is right if it is from the right file, and F1 with one of the gold answers is at least
 0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
@@ -46,9 +45,8 @@ FILES, QUESTIONS, NONE, FOLDERS, KEPT = 30, 60, 15, 4, 10
 NOTHING = {"file": "", "right": False, "exact": 0.0, "f1": 0.0}
 
 
-def part_of(titles: list[str], title: str) -> str:
+def part_of(number: int) -> str:
     """Which split an article of the development set is in."""
-    number = titles.index(title)
     return "test" if number % 4 == 3 else "valid" if number % 12 == 1 else "train"
 
 
@@ -62,7 +60,7 @@ def make(args: Namespace) -> None:
     draw, content = random.Random(3), json_file(args.data / "squad" / "dev-v1.1.json.gz")
     (args.out / "articles").mkdir(parents=True)
     articles = {article["title"]: article for article in content["data"]}
-    parts = {title: part_of([*articles], title) for title in articles}
+    parts = {title: part_of(number) for number, title in enumerate(articles)}
     for title, article in articles.items():
         texts = [title.replace("_", " "), *(each["context"] for each in article["paragraphs"])]
         (args.out / "articles" / f"{title}.txt").write_text("\n\n".join(texts), encoding="utf-8")
@@ -105,22 +103,17 @@ def ask(args: Namespace) -> None:
                 # weak answers, too
                 found = reader.ask(row["question"], passages, KEPT, least=-math.inf)
                 row |= {"passage": args.passage, "seconds": time.perf_counter() - begun}
-                row["found"] = [
-                    {"file": Path(each.file).name, "text": each.text, **each.features}
-                    | likest(each.text, row["answers"])
-                    for each in found
-                    if each.type == "short"
-                ]
+                row["found"] = []
+                for text, each in ((each.text, each) for each in found if each.type == "short"):
+                    kept = {"file": Path(each.file).name, "text": text, **each.features}
+                    # by the gold answer that it is most like
+                    scores = ((exact_match(text, gold), f1(text, gold)) for gold in row["answers"])
+                    kept["exact"], kept["f1"] = max(scores, default=(0.0, 0.0))
+                    row["found"].append(kept)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
             took = sum(row["seconds"] for row in rows)
             print(f"{folder}: {len(rows)} questions, {len(passages)} passages, {took:.1f} s")
-
-
-def likest(text: str, answers: list[str]) -> dict[str, float]:
-    """Scores of an answer, against the gold answer that it is most like."""
-    pairs = [(exact_match(text, gold), f1(text, gold)) for gold in answers]
-    return dict(zip(("exact", "f1"), max(pairs, default=(0.0, 0.0)), strict=True))
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -153,17 +146,15 @@ def fit(rows: list[dict]) -> Weights:
     them, the log-odds that it is right; a threshold of this; and the passages' length."""
     given, rows = len(rows), [row for row in rows if row["found"]]
     answers = [each for row in rows for each in row["found"]]
-    if len({each["right"] for each in answers}) < 2:
+    right = [each["right"] for each in answers]
+    if len({*right}) < 2:
         raise UserError(f"none of {given} questions got a right answer; allowed: some, and wrong")
     passages = {row["passage"] for row in rows}
     if len(passages) > 1:
         raise UserError(f"passages of {sorted(passages, key=str)} tokens; allowed: of one length")
-    values = [[each[name] for name in FEATURES] for each in answers]
-    ranking = regression(values, [each["right"] for each in answers])[:-1]
+    ranking = regression([[each[name] for name in FEATURES] for each in answers], right)[:-1]
     first = [ranked(row, Weights(*ranking))[0] for row in rows]
-    best, right = (
-        np.array(each) for each in zip(*((x, y["right"]) for x, y in first), strict=True)
-    )
+    best, right = np.array([x for x, _ in first]), np.array([y["right"] for _, y in first])
     scale, bias = regression(best[:, None], right)
     least = threshold(expit(scale * best + bias)[right])
     return Weights(*map(float, (*(scale * ranking), bias, least)), *passages)
@@ -171,33 +162,22 @@ def fit(rows: list[dict]) -> Weights:
 
 def threshold(of_right: np.ndarray, lost: float = 0.1, confidence: float = 0.9) -> float:
     """The largest threshold that loses at most a share ``lost`` of all right answers, with this
-    confidence. ``of_right`` is a sample of their probabilities, one or more. A sample that is too
-    small for such confidence has its least value as the threshold.
-
-    By order statistics: more than that share lies below the j-th smallest, counted from 0, if at
-    most j of a binomial's n draws do. Questions must be independent, which those of one folder are
-    not quite.
-    """
+    confidence, by a sample of their probabilities; its least value where it is too small for such
+    confidence. By order statistics: more than that share lies below the j-th smallest, counted
+    from 0, if at most j of a binomial's n draws do."""
     below = int(binom.ppf(1 - confidence, len(of_right), lost))
     return float(np.sort(of_right)[max(below - 1, 0)])
 
 
 def score(rows: list[dict], weights: Weights) -> tuple[dict[str, float], list[tuple]]:
     """Percentages, and of five bins of the probability that is shown for a question's first answer
-    the bounds, number of questions, mean of what is shown, share of right answers.
-
-    Where there is an answer: the right file first, the right answer first or among three. Where
-    there is none: refused by the threshold, beside the right answers that are lost by it.
-    """
+    the bounds, number of questions, mean of what is shown, share of right answers."""
     orders = [ranked(row, weights) or [(-700.0, NOTHING)] for row in rows]
     shown = expit([order[0][0] for order in orders])
     right = np.array([order[0][1]["right"] for order in orders])
     none = np.array([row["file"] is None for row in rows])
-    asked = [
-        (row["file"], order[0][1], order)
-        for row, order in zip(rows, orders, strict=True)
-        if row["file"]
-    ]
+    both = zip(rows, orders, strict=True)
+    asked = [(row["file"], order[0][1], order) for row, order in both if row["file"]]
     least = weights.threshold or 0.5
     found = {
         "right file first": [first["file"] == file for file, first, _ in asked],

@@ -25,7 +25,6 @@ from fairseq_clusterformer.corpora.question_answering.readers import question_re
 from fairseq_clusterformer.corpora.question_answering.records import (
     Drops,
     GoldAnswer,
-    Items,
     Paragraph,
     Record,
     Unusable,
@@ -89,22 +88,18 @@ def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
         id_ = str(get(item, "id", (int, str)))
         return distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
 
-    def items() -> Items:
-        found = False
-        for name, data in members(path, lambda name: name.endswith(".json")):
-            found = True
-            yield f"{path}: {name}", data
-        if not found:
-            raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
-
-    return convert(items(), to_record, drops)
+    found = members(path, lambda name: name.endswith(".json"))
+    items = ((f"{path}: {name}", data) for name, data in found)
+    if (first := next(items, None)) is None:
+        raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
+    return convert(chain([first], items), to_record, drops)
 
 
 def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
-    Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. All documents
-    of a question follow each other; in the domain Web, whose script wants an answer from each,
-    each is a record, with the id ``QUESTION--FILE``. Each line is a paragraph."""
+    Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. Each line is a
+    paragraph. In the domain Web, whose script wants an answer from each, each document of a
+    question is a record, with the id ``QUESTION--FILE``; else all are one."""
     archive = next((part for part in path.parents if part.is_file()), None)
 
     def unpack(names: set[str]) -> None:
@@ -123,14 +118,14 @@ def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
         content = json_file(folder / name)
         if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
             raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
-        apart, wanted, items = content.get("Domain") == "Web", set(), []
+        wanted, items = set(), []
         for i, item in enumerate(content["Data"]):
             pages = {}
             with suppress(Unusable, TypeError, AttributeError):  # reported with the record
                 pages = dict(_evidence(item))
             wanted |= pages.keys()
-            for number in range(max(1, len(pages))) if apart else [None]:
-                items.append((f"{path}: Data {i}", (folder, item, number)))
+            apart = range(max(1, len(pages))) if content.get("Domain") == "Web" else [None]
+            items += [(f"{path}: Data {i}", (folder, item, number)) for number in apart]
         if archive:
             unpack(wanted)
         yield from convert(items, _trivia_record, drops)
@@ -209,11 +204,8 @@ def _nq_record(item: Mapping) -> Record:
         if not 0 <= start < end <= len(tokens):
             raise Unusable("answer not in its context", f"{detail} of {len(tokens)}")
         if places is not None and "start_byte" in given:
-            told, found = (
-                (given["start_byte"], given["end_byte"]),
-                (places[start][0], places[end - 1][1]),
-            )
-            if told != found:
+            told = given["start_byte"], given["end_byte"]
+            if told != (found := (places[start][0], places[end - 1][1])):
                 detail += f" are bytes {found}, the file says {told}"
                 raise Unusable("answer not in its context", detail)
         return start, end
@@ -230,10 +222,8 @@ def _nq_record(item: Mapping) -> Record:
         if not own:
             raise Unusable("answer without a word", f"tokens {start} to {end}")
         words = paragraph.text.split(" ")
-        text, first = (
-            " ".join(words[own[0] : own[-1] + 1]),
-            sum(len(w) + 1 for w in words[: own[0]]),
-        )
+        text = " ".join(words[own[0] : own[-1] + 1])
+        first = sum(len(word) + 1 for word in words[: own[0]])
         return GoldAnswer(index, first, first + len(text), text)
 
     paragraphs, long, short, yes_no = [], [], [], []
@@ -294,8 +284,7 @@ def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     records = list(records)
     pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
     for record in records:
-        draw = random.Random(record.id)
-        (own,) = record.paragraphs
+        draw, (own,) = random.Random(record.id), record.paragraphs
         chosen = draw.sample(pool, min(paragraphs, len(pool)))
         chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
         draw.shuffle(chosen)
@@ -312,30 +301,18 @@ Part = tuple[str, str, list[tuple[int, int]]]
 
 
 def several_hops(
-    path: Path,
-    drops: Drops,
-    *,
-    pool: Path | None = None,
-    distractors: int = 8,
-    titled: bool = False,
+    path: Path, drops: Drops, *, pool: Path | None = None, distractors=8, titled=False
 ) -> Iterator[Record]:
     """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions. The answer's
-    text is searched where the supporting facts are first.
-
-    Args:
-        pool: a JSON list of ``{title, text}``, where questions without a ``context`` find
-            their supporting paragraphs.
-        distractors: others of the pool among these, in an order drawn by the question's id.
-        titled: each paragraph's title stands in front of its text, as a sentence that may be the
-            answer (Ainslie et al. 2020, appendix B).
-    """
+    text is searched where the supporting facts are first. Questions without a ``context`` find
+    their supporting paragraphs in `pool`, a JSON list of ``{title, text}``, among `distractors`
+    drawn by the question's id. If `titled`, each paragraph's title stands in front of its text, as
+    a sentence that may be the answer (Ainslie et al. 2020, appendix B)."""
     items = json_list(path, "HotpotQA's JSON, a list of questions")
-    passages = None
-    if pool:
-        try:
-            passages = {passage["title"]: passage["text"] for passage in json_file(pool)}
-        except (TypeError, KeyError):
-            raise foreign(pool, "a JSON list of {title, text}") from None
+    try:
+        passages = {each["title"]: each["text"] for each in json_file(pool)} if pool else None
+    except (TypeError, KeyError):
+        raise foreign(pool, "a JSON list of {title, text}") from None
 
     def to_record(item: Mapping) -> Record:
         id_ = get(item, "_id")
@@ -375,8 +352,7 @@ def several_hops(
             near += [x for x in record.sentences if x.paragraph in own and not x.start]
         long = tuple(number for number, (title, *_) in enumerate(parts) if title in titles)
         answers = tuple(a for a in record.answers if a.paragraph in long) or record.answers
-        long = long if "answer" in item else ()
-        answers = in_sentences(answers, near)
+        answers, long = in_sentences(answers, near), long if "answer" in item else ()
         return replace(record, answers=answers, long_answers=long, titled=titled)
 
     return convert(items, to_record, drops)
@@ -423,21 +399,18 @@ def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
     return convert(json_list(path, "WikiHop's JSON, a list of queries"), to_record, drops)
 
 
-_QUASAR = (
-    "questions/train_questions.json* questions/dev_questions.json* questions/test_questions.json*"
-)
+_QUASAR = " ".join(f"questions/{part}_questions.json*" for part in ("train", "dev", "test"))
 _HOTPOT = "hotpot_train_v1*.json* hotpot_dev_distractor_v1*.json*"
 _CONTEXTS = {"contexts": ("the passages (default: short)", {"choices": ("short", "long")})}
 _TITLE_TEXT = "a JSON list of {title, text}, for questions without paragraphs"
 _POOL = {"corpus PATH": (_TITLE_TEXT, {"dest": "pool"})}
 _POOL |= {"distractors N": "paragraphs drawn from --corpus per question (default: 8)"}
 _TRIVIAQA = {"archive": "triviaqa-rc*.tar*"}
+_WIKIPEDIA = "qa/wikipedia-train.json qa/wikipedia-dev.json"
 CORPORA = {
     "quasar-t": QuestionCorpus(quasar_t, _QUASAR, _CONTEXTS),
     "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
-    "triviaqa-wikipedia": QuestionCorpus(
-        triviaqa, "qa/wikipedia-train.json qa/wikipedia-dev.json", **_TRIVIAQA
-    ),
+    "triviaqa-wikipedia": QuestionCorpus(triviaqa, _WIKIPEDIA, **_TRIVIAQA),
     "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json", **_TRIVIAQA),
     "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
     "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", PARAGRAPHS),

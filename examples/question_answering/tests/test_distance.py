@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from itertools import repeat
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
@@ -75,8 +76,7 @@ def test_no_word_tells_another():
 def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred passages, of which one names a winner."""
     draw = random.Random(2)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    vocabulary = ["".join(draw.choices(letters, k=draw.randint(1, 4))) for _ in range(300)]
+    vocabulary = ["".join(draw.choices(ascii_lowercase, k=draw.randint(1, 4))) for _ in range(300)]
 
     def sentence(_: int) -> str:
         return " ".join(draw.choices(vocabulary, k=draw.randint(2, 12))).capitalize() + "."

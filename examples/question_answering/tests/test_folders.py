@@ -36,7 +36,7 @@ def test_questions_of_missing_articles(tmp_path):
         for number in range(4):
             record = json.loads((tmp_path / "out" / f"{part}-{number + 1}.json").read_text())
             files, questions = record["documents"], record["questions"]
-            parts = {f: folders.part_of(titles, f.removesuffix(".txt")) for f in files}
+            parts = {f: folders.part_of(titles.index(f.removesuffix(".txt"))) for f in files}
             assert len(parts) == folders.FILES
             assert {*parts.values()} == {part, "train"}
             there.update(file for file in files if parts[file] == part)
@@ -50,17 +50,14 @@ def test_questions_of_missing_articles(tmp_path):
 def rows() -> list[dict]:
     """Each with a right answer, whose relevance tells it, and two wrong ones; or wrong ones alone
     with lower margins."""
-    draw, found = random.Random(1), []
+    draw, found = random.Random(1).gauss, []
     for number in range(600):
         file, answers = None if number % 4 == 0 else "a.txt", []
         for place in range(3):
             right = file is not None and place == 1
             answer = {"file": "a.txt", "right": right, "f1": float(right), "exact": right}
-            answer["margin"] = draw.gauss(2 if file else 0, 1)
-            answer["words"] = draw.gauss(4 if right else 0, 1)
-            answer["likeness"] = 0.0
-            answer["none"] = draw.gauss(-2 if right else 0, 1)
-            answers.append(answer)
+            answer |= {"margin": draw(2 if file else 0, 1), "words": draw(4 if right else 0, 1)}
+            answers.append(answer | {"likeness": 0.0, "none": draw(-2 if right else 0, 1)})
         found.append({"file": file, "found": answers, "seconds": 0.1, "passage": 384})
     return found
 
@@ -108,10 +105,8 @@ def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys):  
         write(tmp_path / "articles" / f"{name}.txt", text.encode())
     asked = {"Ulm": ["Otto"], "Bree": ["x", "old Noor"], "Pisa": []}
     asked = [{"question": f"Who rules {t}?", "answers": a, "file": None} for t, a in asked.items()]
-    folder = {
-        "documents": ["a.txt", "b.txt"],
-        "questions": [asked[0] | {"file": "a.txt"}, *asked[1:]],
-    }
+    asked[0]["file"] = "a.txt"
+    folder = {"documents": ["a.txt", "b.txt"], "questions": asked}
     path = write(tmp_path / "valid-1.json", json.dumps(folder).encode())
     answers, out = tmp_path / "out.jsonl", tmp_path / "calibration.json"
     assert main("ask", towns_reader, path, "--out", answers, "--passage", 30) == 0

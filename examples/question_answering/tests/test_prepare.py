@@ -249,9 +249,8 @@ def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
     outline, document = data[0].outline, data.document(0)
     assert document.titles == {0: 0, 1: 5}
     outline.check(data[0].paragraph_starts, len(data[0].document))
-    assert [document.sentence_text(number).strip() for number in range(7)] == [
-        text.strip() for text in told
-    ]
+    texts = map(document.sentence_text, range(7))
+    assert [text.strip() for text in texts] == [text.strip() for text in told]
     ((first, last),) = data[0].answers.tolist()
     assert document.answer(first, last).text == "St. Mary"
     assert int(data[0].characters[0, 1]) == 0  # and no title twice
@@ -314,37 +313,31 @@ HTML = (
 WORDS = HTML.split(" ")
 
 
+def in_bytes(start: int, end: int) -> dict:
+    first, last = (len(" ".join([*WORDS[:n], ""]).encode()) for n in (start, end))
+    first, last = (first, last - 1) if start >= 0 else (-1, -1)
+    return {"start_byte": first, "end_byte": last}
+
+
 def nq_span(start: int, end: int, full: bool = False) -> dict:
-    span = {"start_token": start, "end_token": end}
-    if full:
-        ends = [len(" ".join(WORDS[: i + 1]).encode()) for i in range(len(WORDS))]
-        starts = [end - len(word.encode()) for end, word in zip(ends, WORDS, strict=True)]
-        told = (starts[start], ends[end - 1]) if start >= 0 else (-1, -1)
-        span |= dict(zip(("start_byte", "end_byte"), told, strict=True))
-    return span
+    return {"start_token": start, "end_token": end} | (in_bytes(start, end) if full else {})
 
 
 def nq(id_: int, *labels: tuple[tuple[int, int], list[tuple[int, int]], str], full=False) -> dict:
     """A question, each label of it a long answer, short answers and yes or no."""
     url = "https://en.wikipedia.org//w/index.php?title=R%C3%B6ntgen_W&amp;oldid=8"
     candidates = [((0, 7), 1), ((7, 17), 1), ((8, 12), 0), ((12, 16), 0), ((17, 19), 1)]
-    item = {"example_id": id_, "question_text": "who?", "document_url": url}
-    item["long_answer_candidates"] = [
-        nq_span(*span, full) | {"top_level": bool(top)} for span, top in candidates
-    ]
-    item["annotations"] = [
-        {
-            "long_answer": nq_span(*long, full) | {"candidate_index": 0},
-            "short_answers": [nq_span(*span, full) for span in short],
-            "yes_no_answer": yes_no,
-        }
-        for long, short, yes_no in labels
-    ]
+    item = {"example_id": id_, "question_text": "who?", "document_url": url, "annotations": []}
+    top_level = [nq_span(*span, full) | {"top_level": bool(top)} for span, top in candidates]
+    item["long_answer_candidates"] = top_level
+    for long, short, yes_no in labels:
+        label = {"long_answer": nq_span(*long, full) | {"candidate_index": 0}}
+        label |= {"short_answers": [nq_span(*span, full) for span in short]}
+        item["annotations"].append(label | {"yes_no_answer": yes_no})
     if not full:
         return item | {"document_text": HTML}
     tokens = [
-        {"token": word, "html_token": word[0] == "<"}
-        | {k: v for k, v in nq_span(i, i + 1, full).items() if "byte" in k}
+        {"token": word, "html_token": word[0] == "<"} | in_bytes(i, i + 1)
         for i, word in enumerate(WORDS)
     ]
     return item | {"document_tokens": tokens, "document_title": "Röntgen W"}
@@ -376,38 +369,23 @@ def test_natural_questions(tmp_path, full):
     assert spans(one) == [(0, 10, "Röntgen"), (0, 0, "In 1901")]
     assert spans(records["3"]) == [(1, 8, "Row two")]
     assert records["4"].yes_no == "yes"
-    assert {id_: (r.answerable, r.long_answers, len(r.answers)) for id_, r in records.items()} == {
-        "1": (True, (0,), 2),
-        "2": (False, (), 0),
-        "3": (True, (1,), 1),
-        "4": (True, (0,), 0),
-        "5": (True, (0, 1), 3),
-        "6": (True, (0,), 0),
-        "7": (False, (), 0),
-        "8": (None, (), 0),
-    }
+    found = [(r.answerable, r.long_answers, len(r.answers)) for r in records.values()]
+    assert found[:4] == [(True, (0,), 2), (False, (), 0), (True, (1,), 1), (True, (0,), 0)]
+    assert found[4:6] == [(True, (0, 1), 3), (True, (0,), 0)]
+    assert found[6:] == [(False, (), 0), (None, (), 0)]
 
 
 def test_natural_questions_drops_wrong_spans(tmp_path):
     full = nq(4, PARAGRAPH, full=True)
     full["annotations"][0]["short_answers"][0]["end_byte"] += 1
-    items = [
-        nq(1, ((0, 7), [(4, 40)], "NONE")),
-        nq(2, ((0, 7), [(5, 8)], "NONE")),
-        nq(3, ((7, 17), [(12, 13)], "NONE")),
-        full,
-        nq(5) | {"long_answer_candidates": []},
-        nq(6) | {"document_text": None},
-    ]
+    places = {(4, 40): (0, 7), (5, 8): (0, 7), (12, 13): (7, 17)}
+    items = [nq(i, (long, [short], "NONE")) for i, (short, long) in enumerate(places.items())]
+    items += [full, nq(5) | {"long_answer_candidates": []}, nq(6) | {"document_text": None}]
     records, drops = read(prepare.natural_questions, write(tmp_path / "nq.jsonl", items))
     assert not records
-    assert drops.counts == {
-        "answer not in its context": 2,
-        "answer not in a candidate": 1,
-        "answer without a word": 1,
-        "empty document": 1,
-        "no document_text": 1,
-    }
+    lost = ("answer not in a candidate", "answer without a word", "empty document")
+    lost = dict.fromkeys([*lost, "no document_text"], 1) | {"answer not in its context": 2}
+    assert drops.counts == lost
     assert "tokens 4 to 40 of 19" in str(drops)
     assert "tokens 4 to 5 are bytes" in str(drops)
 
@@ -416,10 +394,8 @@ def test_natural_questions_drops_wrong_spans(tmp_path):
     ("reader", "name", "content"),
     [
         (prepare.qed, "all.jsonl", QED),
-        *(
-            (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH, full=full))
-            for full in (0, 1)
-        ),
+        (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH)),
+        (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH, full=True)),
         (prepare.several_hops, "file.json", [hop()]),
         (prepare.wikihop, "file.json", [QUERY]),
         (prepare.triviaqa, "qa/file.json", {"Data": QUESTIONS[:1]}),
