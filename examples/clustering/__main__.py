@@ -29,13 +29,13 @@ from fairseq_clusterformer.cli.common import Parser, add_force, number
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.clustering import cluster_use
 from fairseq_clusterformer.errors import UserError, bad_option, reading
-from fairseq_clusterformer.outputs import check_output, whole_file
+from fairseq_clusterformer.outputs import check_output, whole_file, write_text
 from fairseq_clusterformer.ranges import Range
 from scripts.experiments.results import provenance
 from scripts.experiments.tables import cell, markdown
 
 from .clusters import load_clusters
-from .fit import METHODS, OPTIONS, check, fit
+from .fit import CHOICES, METHODS, OPTIONS, check, fit
 
 PROGRAM = "python -m examples.clustering"
 FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
@@ -58,12 +58,14 @@ def parser() -> Parser:
     add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
     add("--json FILE", "every run, written after each")
     for method, options in OPTIONS.items():
-        for name, (default, about, how) in options.items():
+        for name, (default, about) in options.items():
             flag = f"--{method}-{name.replace('_', '-')}"
-            if not how:
-                limits = Range(1, whole=True) if isinstance(default, int) else Range(above=0)
-                flag, how = f"{flag} X", {"type": number(limits if default else Range(0))}
-            add(flag, about, default=default, **how)
+            if name in CHOICES:
+                add(flag, about, default=default, choices=CHOICES[name])
+                continue
+            limits = Range(1, whole=True) if isinstance(default, int) else Range(above=0)
+            limits = limits if default else Range(0)
+            add(f"{flag} X", about, default=default, type=number(limits))
     assigning = commands.add_parser("assign", help="assign with what fit wrote")
     assigning.add("clusters PATH", "what fit --out wrote")
     assigning.add("input FILE", "as of fit")
@@ -85,21 +87,20 @@ def guards(args: Namespace) -> dict:
 
 
 @contextmanager
-def output(args: Namespace, name: str = "out") -> Iterator[IO[bytes]]:
-    """The file of --out or --json, which is written whole or not at all, over no input."""
-    path = getattr(args, name)
-    with whole_file(f"--{name}", path, **guards(args)) as new, open(new, "wb") as file:
+def output(args: Namespace) -> Iterator[IO[bytes]]:
+    """The file of --out, which is written whole or not at all, over no input."""
+    with whole_file("--out", args.out, **guards(args)) as new, open(new, "wb") as file:
         yield file
 
 
 def run_fit(args: Namespace) -> None:
     """Fit every method, K and seed asked for; print a table of means over seeds. Raises UserError
     before any fitting, for what is not allowed."""
-    methods = list(METHODS) if "all" in args.methods else list(dict.fromkeys(args.methods))
+    methods = METHODS if "all" in args.methods else dict.fromkeys(args.methods)
     plan = list(product(methods, args.num_clusters, args.seed))
-    names = ("labels", "test", "test_labels")
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
-    if given not in ([], ["--labels"], ["--labels", "--test", "--test-labels"]):
+    told = {"--labels": args.labels, "--test": args.test, "--test-labels": args.test_labels}
+    given = [name for name, path in told.items() if path is not None]
+    if given not in ([], ["--labels"], [*told]):
         allowed = "--labels, or it with --test and --test-labels, or none"
         raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
     x = read_matrix(args.input)
@@ -116,21 +117,20 @@ def run_fit(args: Namespace) -> None:
     if args.out is not None and (len(plan) > 1 or args.out.suffix != ".npz"):
         allowed = "a name that ends in .npz, for one fit"
         raise bad_option("--out", args.out, allowed, f"fits: {len(plan)}")
-    for name in ("out", "json"):
-        if (path := getattr(args, name)) is not None:
-            check_output(f"--{name}", path, **guards(args))
+    for name, path in (("--out", args.out), ("--json", args.json)):
+        if path is not None:
+            check_output(name, path, **guards(args))
 
     rows: list[dict] = []
     for method, num_clusters, seed in plan:
         start, own = time.perf_counter(), method.removeprefix("spherical-")
         options = {name: getattr(args, f"{own}_{name}") for name in OPTIONS[own]}
         clusters = fit(method, x, num_clusters, seed=seed, **options)
-        seconds = round(time.perf_counter() - start, 1)
+        row = {"method": method, "k": num_clusters, "seed": seed}
+        row |= {"seconds": round(time.perf_counter() - start, 1), "options": options}
         assigned = clusters.assign(x)
         use = cluster_use(assigned.bincount(minlength=num_clusters))
-        row = {"method": method, "k": num_clusters, "seed": seed, "seconds": seconds}
-        row |= {"options": options, "effective": round(float(use.effective), 2)}
-        row["empty"] = int(use.empty)
+        row |= {"effective": round(float(use.effective), 2), "empty": int(use.empty)}
         if args.labels is not None:
             row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
         if args.test is not None:
@@ -143,9 +143,8 @@ def run_fit(args: Namespace) -> None:
         if args.json is not None:
             command = f"{PROGRAM} {shlex.join(args.words)}"
             record = provenance(command, threads=torch.get_num_threads())
-            record |= {"shape": list(x.shape), "rows": rows}
-            with output(args, "json") as file:
-                file.write(f"{json.dumps(record, indent=1)}\n".encode())
+            text = json.dumps(record | {"shape": list(x.shape), "rows": rows}, indent=1)
+            write_text("--json", args.json, f"{text}\n", **guards(args))
     print(table(rows))
 
 
@@ -156,8 +155,8 @@ def majority_accuracy(
     members in training (the lowest of several); a vector in a cluster that had none counts as
     wrong. All int64, [N] of training and [M]."""
     size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
-    counts = torch.zeros(size, dtype=torch.long)
-    counts.index_put_((train_clusters, train_labels), torch.tensor(1), accumulate=True)
+    pairs = train_clusters * size[1] + train_labels
+    counts = pairs.bincount(minlength=size[0] * size[1]).view(size)
     majority = torch.where(counts.amax(1) > 0, counts.argmax(1), -1)
     return float((majority[clusters] == labels).double().mean())
 
@@ -201,13 +200,12 @@ def run_draw(args: Namespace) -> None:
         allowed = "centroids of square images, such as 28 x 28"
         raise bad_option("the file", args.clusters, allowed, problem)
     columns = min(COLUMNS, len(centroids))
-    rows = math.ceil(len(centroids) / columns)
     images = centroids.clamp(min=0).unflatten(1, (side, side))
     images = images / images.amax((1, 2), keepdim=True).clamp(min=1e-9)
     for axis in (1, 2):
         images = images.repeat_interleave(max(1, PIXELS // (side + 2)), axis)
-    images = pad(images, (1, 1, 1, 1, 0, rows * columns - len(images)))
-    image = images.unflatten(0, (rows, columns)).transpose(1, 2).flatten(2).flatten(0, 1)
+    images = pad(images, (1, 1, 1, 1, 0, -len(images) % columns))
+    image = images.unflatten(0, (-1, columns)).transpose(1, 2).flatten(2).flatten(0, 1)
     with output(args) as file:
         imsave(file, image.numpy(), cmap="gray_r", vmin=0, vmax=1, format="png")
     print(f"{len(centroids)} centroids: {args.out}")

@@ -1,12 +1,7 @@
-"""Clusters of any matrix: neural clustering on its own, and the methods it is compared with (CF22
-appendix A).
-
-    clusters = fit("neural", x, 100, seed=1)  # x: float32 [N, D]
-    clusters.assign(x)                        # int64 [N]
-    clusters.save("clusters.npz")             # load_clusters("clusters.npz") gives them back
-"""
+"""Clusters of any matrix: neural clustering on its own, and what it is compared with (CF22 A)."""
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,35 +18,28 @@ from fairseq_clusterformer.precision import full_float32
 from .clusters import Clusters
 
 METHODS = ("neural", "kmeans", "spherical-kmeans", "som")
-#: the options of methods: the default, what it is, and what else argparse takes
+#: the options of methods, each with its default and what it is; those of words have CHOICES
 OPTIONS = {
     "neural": {
-        "epochs": (5, "passes over INPUT", {}),
-        "batch_size": (500, "vectors over which eq. 2 is normalised in learning", {}),
-        "learning_rate": (
-            0.1,
-            "of Adam, by the first centroids' root mean square; falls to 0",
-            {},
-        ),
-        "similarity": ("cosine", "phi; dot is the paper's", {"choices": SIMILARITIES}),
-        "temperature": (0.1, "divides phi inside the exponent of eq. 2", {}),
-        "w_c": (
-            "identity",
-            "of eq. 2; learned is the paper's",
-            {"choices": ("identity", "learned")},
-        ),
-        "sorting_weight": (0.0, "nu, of the centroid sorting loss (eq. 11)", {}),
+        "epochs": (5, "passes over INPUT"),
+        "batch_size": (500, "vectors over which eq. 2 is normalised in learning"),
+        "learning_rate": (0.1, "of Adam, by the first centroids' root mean square; falls to 0"),
+        "similarity": ("cosine", "phi; dot is the paper's"),
+        "temperature": (0.1, "divides phi inside the exponent of eq. 2"),
+        "w_c": ("identity", "of eq. 2; learned is the paper's"),
+        "sorting_weight": (0.0, "nu, of the centroid sorting loss (eq. 11)"),
     },
     "kmeans": {
-        "iterations": (25, "of each run, spherical-kmeans too", {}),
-        "redos": (3, "runs, the best by its loss is kept, spherical-kmeans too", {}),
+        "iterations": (25, "of each run, spherical-kmeans too"),
+        "redos": (3, "runs, the best by its loss is kept, spherical-kmeans too"),
     },
     "som": {
-        "epochs": (1, "vectors seen, in multiples of N", {}),
-        "learning_rate": (0.2, "the first; it falls to 0", {}),
-        "sigma": (1.0, "first width of the neighbourhood; it falls to a third", {}),
+        "epochs": (1, "vectors seen, in multiples of N"),
+        "learning_rate": (0.2, "the first; it falls to 0"),
+        "sigma": (1.0, "first width of the neighbourhood; it falls to a third"),
     },
 }
+CHOICES = {"similarity": SIMILARITIES, "w_c": ("identity", "learned")}
 
 
 def fit(
@@ -62,9 +50,9 @@ def fit(
     check(method, num_clusters, len(x))
     x = torch.as_tensor(x, dtype=torch.float32)
     own = method.removeprefix("spherical-")
-    options = {name: default for name, (default, *_) in OPTIONS[own].items()} | options
+    options = {name: default for name, (default, _) in OPTIONS[own].items()} | options
     if own == "neural":
-        return _neural(x, num_clusters, seed, **options)
+        return _neural(x, num_clusters, seed, options)
     if own == "som":
         return _som(x, num_clusters, seed, **options)
     spherical = method != own
@@ -84,53 +72,44 @@ def check(method: str, num_clusters: int, length: int) -> None:
         raise bad_option("--method", "som", needed, "minisom is not installed")
 
 
-def _neural(
-    x: Tensor,
-    num_clusters: int,
-    seed: int,
-    *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    w_c: str,
-    sorting_weight: float,
-    **shape: str | float,
-) -> Clusters:
+def _neural(x: Tensor, num_clusters: int, seed: int, how: dict[str, Any]) -> Clusters:
     generator = torch.Generator().manual_seed(seed)
+    shape = {name: how[name] for name in ("similarity", "temperature")}
     first = x[torch.randperm(len(x), generator=generator)[:num_clusters]]
     # Each minibatch is a sentence: eq. 2 is normalised over it.
     learner = NeuralClustering(x.size(1), num_clusters, normalizer="sentence", **shape)
     with torch.no_grad():
         learner.centroids.copy_(learner.similarity.vectors(first))
-    unit = learning_rate * float(learner.centroids.detach().square().mean().sqrt())
+    unit = how["learning_rate"] * float(learner.centroids.detach().square().mean().sqrt())
     groups = [{"params": [learner.centroids], "lr": unit}]
-    if w_c == "learned":
+    if how["w_c"] == "learned":
         nn.init.eye_(learner.w_c.weight)
         # Slower by sqrt(D), since each number of X W_c is a sum of D.
         groups.append({"params": [learner.w_c.weight], "lr": unit / x.size(1) ** 0.5})
     else:
         learner.w_c = nn.Identity()
-    size = min(batch_size, len(x))
-    updates = epochs * (len(x) // size)
+    size = min(how["batch_size"], len(x))
+    updates = how["epochs"] * (len(x) // size)
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
     with tqdm(total=updates, desc=f"neural, K = {num_clusters}", leave=False, disable=None) as bar:
-        for _ in range(epochs):
+        for _ in range(how["epochs"]):
             order = torch.randperm(len(x), generator=generator)
             # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
             for batch in order.split(size)[: len(x) // size]:
                 _, report, _ = learner(x[batch].unsqueeze(0))
                 optimizer.zero_grad()
-                (report.clustering_loss + sorting_weight * report.sorting_loss).backward()
+                sorting = how["sorting_weight"] * report.sorting_loss
+                (report.clustering_loss + sorting).backward()
                 optimizer.step()
                 schedule.step()
                 bar.update()
     centroids = learner.centroids.detach()
-    weight = learner.w_c.weight.detach() if w_c == "learned" else None
+    weight = learner.w_c.weight.detach() if how["w_c"] == "learned" else None
     with torch.no_grad(), full_float32():
         keys = learner.w_c(x).unsqueeze(0)  # all of x as one sentence
-        how = {**shape, "similarity": learner.similarity, "normalizer": "sentence"}
-        log_mean = fuzzy_clusters(keys, centroids, **how).log_mass.squeeze(0) - np.log(len(x))
+        more = {**shape, "similarity": learner.similarity, "normalizer": "sentence"}
+        log_mean = fuzzy_clusters(keys, centroids, **more).log_mass.squeeze(0) - np.log(len(x))
     return Clusters(centroids, log_normalizer=log_mean, w_c=weight, **shape)
 
 

@@ -7,8 +7,8 @@ figures    training, inference and memory, N up to 2,000, batch 20   (section 4.
 table4     training and memory for k = 5 to 500 clusters, N = 1,500, batch 64         (section 4.4)
 table7     training and memory, N up to 55,000, batch 2                                (appendix E)
 
-A model is an encoder of 2 layers, 300 wide, and a classifier of 20 classes over the mean. The
-paper gives these sizes for table 4 alone. It gives no number of heads (6 here) and no inner width
+A model is an encoder of 2 layers, 300 wide, and a classifier of 20 classes over the mean, sizes
+that the paper gives for table 4 alone. It gives no number of heads (6 here) and no inner width
 (1,200 here), and sqrt(N) clusters for table 7 alone, which figures 3 and 4 take here too.
 
 transformer    PyTorch's attention with its N x N matrix, as in the paper's days
@@ -19,9 +19,8 @@ reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterf
 
 A time is of one step, forward and in training backward, without an optimizer: a median of steps
 that the models take in turns. The paper's are of whole trainings, so only the ratios to the
-Transformer can be compared: README.md and the results have both. Memory is the peak beyond the
-model and its input; the paper's is all that its GPU held. Models are first checked on a short
-text; one with wrong results is not timed.
+Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all
+that its GPU held. Models with wrong results on a short text are not timed.
 """
 
 import math
@@ -50,14 +49,12 @@ COLUMNS = common.columns(
     "memory MiB: .0f | training / transformer: .2f | memory / transformer: .2f"
 )
 TIME, INFERENCE, MEMORY = "training ms", "inference ms", "memory MiB"
+LONG = (2500, 5000, 7500, 10000, 15000, 25000, 35000, 45000, 55000)
 #: of each experiment lengths, batch, and in its picture the horizontal axis and the columns
 EXPERIMENTS = {
     "figures": ((250, 500, 1000, 1500, 2000), 20, ("N", "tokens"), (TIME, INFERENCE, MEMORY)),
     "table4": ((1500,), 64, ("k", "clusters"), (TIME, MEMORY)),
-    "table7": (
-        (2500, 5000, 7500, 10000, 15000, 25000, 35000, 45000, 55000),
-        *(2, ("N", "tokens"), (TIME, MEMORY)),
-    ),
+    "table7": (LONG, 2, ("N", "tokens"), (TIME, MEMORY)),
 }
 CLUSTERS = (5, 10, 20, 30, 60, 100, 300, 500)  # of table 4
 
@@ -121,11 +118,9 @@ def settings_of(args: Namespace, length: int) -> list[tuple[str, Setting]]:
     if args.experiment == "table4":
         models = [("transformer", 1), *(("clusterformer", clusters) for clusters in CLUSTERS)]
     shared = {"length": length, "batch": args.batch, "heads": HEADS, "width": WIDTH}
-    shared |= {"device": args.device, "impl": args.impl, "causal": False}
-    shared["layers"] = LAYERS
-    return [
-        (model, Setting(**shared, window=2 * -(-length // k), clusters=k)) for model, k in models
-    ]
+    shared |= {"device": args.device, "impl": args.impl, "causal": False, "layers": LAYERS}
+    windows = {k: 2 * -(-length // k) for _, k in models}
+    return [(model, Setting(**shared, window=windows[k], clusters=k)) for model, k in models]
 
 
 def shortened(setting: Setting) -> Setting:
@@ -185,10 +180,8 @@ def plot(path: Path, rows: list[dict], experiment: str, title: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    numbers = {
-        "--max-length": (None, "leave out longer texts"),
-        "--batch": (None, "default: the paper's"),
-    }
+    numbers = {"--max-length": (None, "leave out longer texts")}
+    numbers["--batch"] = (None, "default: the paper's")
     parser = common.make_parser("examples.efficiency.cf22", __doc__, numbers)
     parser.add_argument("experiment", choices=list(EXPERIMENTS), metavar="EXPERIMENT")
     parser.add_argument("--plot", type=Path, help="also draw time and memory here, as PNG")

@@ -4,9 +4,8 @@
     python -m examples.language_model.converted CHECKPOINT --dense FOLDER --passkey 1000 4000
 
 The windows have the dense model's weights, and show each query as many keys as the converted model
-shows the head that sees most; `--windows` is a checkpoint in their place, such as one that was
-fine-tuned as long. Texts are scored from their beginning, in one pass: nats a token by position,
-and on pairs of tokens that the text has had before, by how far back.
+shows the head that sees most; `--windows` is a checkpoint in their place. Texts are scored from
+their beginning, in one pass: nats a token by position, and on repeated pairs by distance.
 
 A pass key (Mohtashami and Jaggi 2023) of five digits lies somewhere in sentences that say nothing;
 the share of prompts is printed behind which the model writes it.
@@ -19,12 +18,12 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from torch import nn
 
-from fairseq_clusterformer.checkpoints.load import Loaded, load_checkpoint
+from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
@@ -58,15 +57,11 @@ def keys_of(model: nn.Module) -> tuple[int, int]:
     return max(keys), max(sinks)
 
 
-def score(loaded: Loaded, texts: Sequence[Path], length: int) -> dict:
+def score(language: LanguageModel, texts: Sequence[Path], length: int) -> dict:
     """Nats a token of the first so many tokens of each text, with those of `Breakdown`."""
-    language = LanguageModel(loaded, device="cpu")
     found, how = Breakdown(language.coding), {"tokens_per_sample": length}
-    blocks = (
-        block
-        for text in texts
-        for block in islice(text_blocks(loaded, text, f"--text is {text}", **how), 1)
-    )
+    blocks = (text_blocks(language.loaded, text, f"--text is {text}", **how) for text in texts)
+    blocks = chain.from_iterable(islice(of_text, 1) for of_text in blocks)
     result = compare(language.model, blocks, stepwise=False, breakdown=found)
     nats = {"all": result["teacher-forced bits"] * math.log(2)}
     for title, rows in found.result().items():
@@ -81,15 +76,13 @@ def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> 
     room, filler = tokens - count("Find the pass key." + fact + ASKED), count(FILLER)
     if room < filler:
         raise bad_option("--passkey", tokens, f"{tokens - room + filler} or more")
-    number = room // filler
-    before = round(depth * number)
-    parts = (FILLER * before, fact, FILLER * (number - before), ASKED)
-    return "".join(("Find the pass key.", *parts))
+    before = round(depth * (number := room // filler))
+    return f"Find the pass key.{FILLER * before}{fact}{FILLER * (number - before)}{ASKED}"
 
 
-def passkeys(loaded: Loaded, tokens: int, trials: int) -> float:
+def passkeys(language: LanguageModel, tokens: int, trials: int) -> float:
     """Share of prompts of so many tokens that are continued by their keys."""
-    language, draw, right = LanguageModel(loaded, device="cpu"), random.Random(tokens), 0
+    draw, right = random.Random(tokens), 0
     for trial in range(trials):
         key, depth = draw.randrange(10_000, 100_000), (trial + 0.5) / trials
         text = prompt(key, tokens, depth, lambda part: len(language.coding.encode(part)))
@@ -113,9 +106,10 @@ def compared(args: Namespace) -> dict[str, dict]:
             models["windows"] = load_checkpoint(args.windows, option="--windows", **how)
         results: dict[str, dict] = {}
         for name, loaded in models.items():
-            own = results[name] = score(loaded, args.text, args.length) if args.text else {}
+            language = LanguageModel(loaded, device="cpu")
+            own = results[name] = score(language, args.text, args.length) if args.text else {}
             for tokens in args.passkey:
-                own[f"pass key at {tokens:,}"] = passkeys(loaded, tokens, args.trials)
+                own[f"pass key at {tokens:,}"] = passkeys(language, tokens, args.trials)
             print(f"{name}: done", file=sys.stderr)
     return results
 
@@ -144,11 +138,10 @@ def main(arguments: Sequence[str]) -> int:
     if not args.text and not args.passkey:
         raise bad_option("--text", "not given", "--text or --passkey")
     results = compared(args)
-    plain = {
-        n: {k: v for k, v in of.items() if k not in TABLES.values()} for n, of in results.items()
-    }
+    titles = list(TABLES.values())
+    plain = {n: {k: v for k, v in of.items() if k not in titles} for n, of in results.items()}
     print_table("of all", plain)
-    for title in TABLES.values():
+    for title in titles:
         if title in results["dense"]:
             print_table(f"{title}, from", {name: of[title] for name, of in results.items()})
     if args.out is not None:

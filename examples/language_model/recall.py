@@ -9,12 +9,12 @@ recall      A row holds pairs of a key and a value, scattered over its first tok
             and at its end the keys again, shuffled. At each, the model names the value of its
             pair. A guess is right in 1 of 16 cases; in 2 of 16 if the model sees which values
             there are. With --halvings 4, some training batches have rows of a half to a 16th of
-            the length and of the pairs, and more of them: long rows alone may teach nothing.
+            the length and of the pairs, and more of them.
 mqar        Multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based",
             figure 2): 8,192 words, half of them keys. The pairs come first, the keys again
             anywhere behind them, among random words. Training rows have 64 to 256 tokens and 4 to
-            64 pairs; test rows have --length. As there, outputs are the words' embeddings. With a
-            short convolution, which shows the order, the model has no positions.
+            64 pairs. Outputs are the words' embeddings. With a short convolution, which shows the
+            order, the model has no positions.
 phonebook   After Jelassi et al. 2024: entries of a first name, a last name and four digits, then
             names of entries again, whose digits the model says one by one. A guess is right in 1
             of 10.
@@ -160,17 +160,13 @@ def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> R
     queries = setting.length // ENTRY - pairs
     names = draw(rows, NAMES * NAMES, pairs, generator).unsqueeze(-1)
     numbers = torch.randint(DIGITS, (rows, pairs, ENTRY - 2), generator=generator)
-    book = [DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES, numbers]
-    book = torch.cat(book, dim=-1)
+    book = torch.cat([DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES, numbers], dim=-1)
     asked = torch.randint(pairs, (rows, queries), generator=generator).unsqueeze(-1)
     found = book.gather(1, asked.expand(-1, -1, ENTRY))
     start = ENTRY * (pairs + torch.arange(queries)).unsqueeze(-1)
-    return Rows(
-        torch.cat([book, found], dim=1).flatten(1),
-        found[..., 2:].flatten(1),
-        (ENTRY * asked + digits).flatten(1),
-        (start + digits - 1).flatten().expand(rows, -1),
-    )
+    tokens, queries_at = torch.cat([book, found], dim=1), (start + digits - 1).flatten()
+    flat = (x.flatten(1) for x in (tokens, found[..., 2:], ENTRY * asked + digits))
+    return Rows(*flat, queries_at.expand(rows, -1))
 
 
 TASKS = {"recall": make_rows, "mqar": make_mqar, "phonebook": make_phonebook}
@@ -180,8 +176,8 @@ def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
     """Draw a batch to learn from; of a 2 ** n-th part of the length, as many more rows."""
     if setting.task == "mqar":
         share = torch.tensor([float(rows) for *_, rows in MQAR_TRAINING])
-        size = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
-        setting = replace(setting, length=size[0], pairs=size[1])
+        length, pairs, _ = MQAR_TRAINING[int(torch.multinomial(share, 1, generator=generator))]
+        setting = replace(setting, length=length, pairs=pairs)
     if setting.halvings:
         part = 2 ** int(torch.randint(setting.halvings + 1, (), generator=generator))
         names = ("length", "pairs", "pairs_end")
@@ -195,9 +191,8 @@ class Layer(nn.Module):
 
     def __init__(self, kinds: tuple[Heads, ...], setting: Setting):
         super().__init__()
-        width = setting.width
-        more = {"short_convolution": setting.short_convolution}
-        more["copying_start"] = setting.copying_start
+        width, names = setting.width, ("short_convolution", "copying_start")
+        more = {name: getattr(setting, name) for name in names}
         self.attention = MultiheadAttention(width, HEADS, kinds=kinds, causal=True, **more)
         self.attention_norm = nn.LayerNorm(width)
         maps = nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)
@@ -234,8 +229,7 @@ class Model(nn.Module):
         for layer in self.layers:
             x, of_layer = layer(x)
             reports.append(of_layer)
-        x = x.gather(1, queries_at.unsqueeze(-1).expand(-1, -1, x.size(-1)))
-        x = self.norm(x)
+        x = self.norm(x.gather(1, queries_at.unsqueeze(-1).expand(-1, -1, x.size(-1))))
         if self.tied:  # embeddings have variance 1
             return x @ self.embed.weight.T / math.sqrt(x.size(-1)), reports
         return self.classify(x), reports
@@ -245,15 +239,13 @@ class Model(nn.Module):
         """Numbers that decoding keeps of a row of ``length``."""
         x = torch.zeros(1, self.setting.length, self.setting.width)
         pasts = [layer.attention.step(x)[1] for layer in self.layers]
-        kept = (t for past in pasts for t in tensors(past) if t.is_floating_point())
-        return sum(t.numel() for t in kept)
+        return sum(t.numel() for p in pasts for t in tensors(p) if t.is_floating_point())
 
 
 def train(setting: Setting) -> dict:
     """One run: its accuracy and what its queries see."""
     torch.manual_seed(setting.seed)
-    model = Model(setting).train()
-    rows_drawn = torch.Generator().manual_seed(setting.seed)
+    model, rows_drawn = Model(setting).train(), torch.Generator().manual_seed(setting.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
     curve, begin = [], time.perf_counter()
     about = f"{setting.kind}, seed {setting.seed}"
@@ -262,8 +254,7 @@ def train(setting: Setting) -> dict:
             group["lr"] = LEARNING_RATE * min(1.0, step / WARMUP)
         rows = training_rows(setting, rows_drawn)
         logits, reports = model(rows.tokens, rows.queries_at)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
-        total = loss
+        total = loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows.answers.flatten())
         if (found := summary({"decoder": sum(reports, [])})) is not None:
             both = found["clustering_loss"] + found["sorting_loss"]  # CF22 eq. 6 and 11
             total = loss + setting.loss_weight * both + found["routing_loss"]
@@ -284,9 +275,8 @@ def train(setting: Setting) -> dict:
 @torch.no_grad()
 def evaluate(model: Model) -> dict:
     """Accuracy, cluster use, and the share of queries that see their pair, layer by layer."""
-    drawn = torch.Generator().manual_seed(TEST_SEED)
-    rows = TASKS[model.setting.task](model.setting, TEST_ROWS, drawn)
-    model.eval()
+    setting, drawn = model.eval().setting, torch.Generator().manual_seed(TEST_SEED)
+    rows = TASKS[setting.task](setting, TEST_ROWS, drawn)
     right, sizes, pairs = [], [], []
     for part in map(Rows, *(x.split(TEST_TOGETHER) for x in rows)):
         logits, reports = model(part.tokens, part.queries_at)

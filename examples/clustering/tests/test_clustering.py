@@ -113,7 +113,6 @@ def test_something_else_than_clusters_is_named(changes, tmp_path):
 
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --neural-sorting-weight .1 --kmeans-redos 1"
 FIT = f"fit x.npy --num-clusters 3 {QUICK}"
-HERE = {"PYTHONPATH": str(REPO_ROOT)}
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
 
 
@@ -151,10 +150,8 @@ def test_all_methods_in_a_table_and_a_record(folder, capsys):
 
 
 def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
-    words = f"{FIT} --out c.npz --json c.json {LABELLED}"
-    run_cli(
-        "python", "-m", "examples.clustering", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)}
-    )
+    words = f"-m examples.clustering {FIT} --out c.npz --json c.json {LABELLED}"
+    run_cli("python", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)})
     for name in "xt":
         assert run(f"assign c.npz {name}.npy --out {name}-clusters.npy") == 0
     assert "240 vectors in " in capsys.readouterr().out

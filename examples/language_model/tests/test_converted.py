@@ -33,13 +33,11 @@ def write_encoder(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-#: what writes the dense model, its text, what the converted model of few keys sees, more options
+FISH, LONG = "a fish and a lake, cafe\nA caf\u00e9 and fish.\n" * 40, ["--max-positions", 100]
+#: what writes the dense model, its text, what the converted model of few keys sees
 MODELS = {
-    "decoder": (llama, TEXT, "taught(window=4,clusters=4,probes=2,gap=8,sinks=2)", []),
-    "encoder": (
-        *(write_encoder, "a fish and a lake, cafe\nA caf\u00e9 and fish.\n" * 40),
-        *("taught(window=3,clusters=4,probes=2,gap=5)", ["--max-positions", 100]),
-    ),
+    "decoder": (llama, TEXT, "taught(window=4,clusters=4,probes=2,gap=8,sinks=2)"),
+    "encoder": (write_encoder, FISH, "taught(window=3,clusters=4,probes=2,gap=5)"),
 }
 
 
@@ -47,31 +45,28 @@ MODELS = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A dense model, a text, and the model converted in two ways."""
     found = {}
-    for kind, (write, text, few, more) in MODELS.items():
+    for kind, (write, text, few) in MODELS.items():
         folder = found[kind] = tmp_path_factory.mktemp(kind)
         torch.manual_seed(3)
         write(folder / "dense")
         (folder / "text.txt").write_text(text, encoding="utf-8")
         for name, spec in (("all", SEES_ALL), ("few", few)):
             words = ["--attention", spec, "--text", folder / "text.txt", "--near-window", 8]
-            words += ["--updates", 0, "--tokens", 400, *more]
+            words += ["--updates", 0, "--tokens", 400, *(LONG if kind == "encoder" else [])]
             assert run("convert", folder / "dense", folder / name, *words) == 0
     return found
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("kind", "keys", "most"), [("decoder", (14, 2), 16), ("encoder", (11, 0), 21)]
-)
-def test_windows_show_as_many_keys(folders, kind, keys, most):
+@pytest.mark.parametrize(("kind", "keys"), [("decoder", (14, 2)), ("encoder", (11, 0))])
+def test_windows_show_as_many_keys(folders, kind, keys):
     """With the sinks; an encoder's query is among those of either side."""
     model = load_checkpoint(folders[kind] / "few" / "checkpoint.pt").model
     assert converted.keys_of(model) == keys
-    assert most == (keys[0] + keys[1] if kind == "decoder" else 2 * keys[0] - 1)
-    layer = (model.decoder if kind == "decoder" else model.encoder).layers[0]
+    layer = getattr(model, kind).layers[0]
     seen = tokens_seen(layer.self_attn, torch.randn(100, 4, 16), None).values()
     found = max(int(of.sum(-1).max()) for of in seen)
-    assert found == most if kind == "decoder" else found <= most
+    assert found == sum(keys) if kind == "decoder" else found <= 2 * keys[0] - 1
 
 
 def results(program, folder: Path, *words: object) -> list[dict]:
@@ -129,6 +124,7 @@ def test_prompts_with_a_key(folders, monkeypatch):
         places.append(text.index("12345") / len(text))
     assert places[0] < 0.1 < places[1] < 0.85 < places[2]
     loaded, asked = load_checkpoint(folders["decoder"] / "all" / "checkpoint.pt"), []
+    language = LanguageModel(loaded, device="cpu")
 
     def reads_half(self: LanguageModel, text: str, tokens: int, temperature: float) -> str:
         asked.append(text)
@@ -137,7 +133,7 @@ def test_prompts_with_a_key(folders, monkeypatch):
         return f"{text} {known.partition('The pass key is ')[2][:5]}."
 
     monkeypatch.setattr(LanguageModel, "generate", reads_half)
-    assert 0.4 <= converted.passkeys(loaded, 600, 10) <= 0.5
+    assert 0.4 <= converted.passkeys(language, 600, 10) <= 0.5
     assert len({*asked}) == 10
 
 

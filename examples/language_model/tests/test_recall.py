@@ -115,23 +115,20 @@ def test_the_command_trains_and_writes_its_result(tmp_path, capsys, monkeypatch)
     assert f"accuracy {result['accuracy']:.3f} after 2 updates" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("neurall", "KIND is neurall"),
-        ("near --pairs 17", "--pairs is 17; allowed: 2 to 16"),
-        ("near --length 47", "--length is 47; allowed: 48 or more"),
-        ("near --task mqar --length 31", "--length is 31; allowed: 32 or more"),
-        ("near --task mqr", "--task is mqr; allowed: recall, mqar, phonebook"),
-        (
-            "near --task phonebook --length 67 --pairs 10",
-            "allowed: 66 or more, by 6",
-        ),
-        ("near --copying-start --short-convolution 2", "a short convolution of 2; allowed: caus"),
-        ("near --halvings 3", "--halvings is 3; allowed: 0, and with --task recall"),
-    ],
-)
-def test_bad_input_is_one_line(monkeypatch, arguments, said):
+MISTAKES = {
+    "neurall": "KIND is neurall",
+    "near --pairs 17": "--pairs is 17; allowed: 2 to 16",
+    "near --length 47": "--length is 47; allowed: 48 or more",
+    "near --task mqar --length 31": "--length is 31; allowed: 32 or more",
+    "near --task mqr": "--task is mqr; allowed: recall, mqar, phonebook",
+    "near --task phonebook --length 67 --pairs 10": "allowed: 66 or more, by 6",
+    "near --copying-start --short-convolution 2": "a short convolution of 2; allowed: caus",
+    "near --halvings 3": "--halvings is 3; allowed: 0, and with --task recall",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_bad_input_is_one_line(monkeypatch, arguments):
     monkeypatch.setattr(task, "training_rows", lambda *_: pytest.fail("trained"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=MISTAKES[arguments]):
         task.main(arguments.split())
