@@ -1,1 +1,0 @@
-"""Data sets of classification that the papers' tables need, and their readers."""

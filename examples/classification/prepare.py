@@ -20,15 +20,10 @@ from fairseq_clusterformer.corpora.labelled import LabelledCorpus, LabelledText,
 from fairseq_clusterformer.errors import bad_option
 
 NAME = "python examples/classification/prepare.py"
-GROUPS = tuple(
-    """
-    alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
-    comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles
-    rec.sport.baseball rec.sport.hockey sci.crypt sci.electronics sci.med sci.space
-    soc.religion.christian talk.politics.guns talk.politics.mideast talk.politics.misc
-    talk.religion.misc
-    """.split()
-)
+GROUPS = """alt.atheism comp.graphics comp.os.ms-windows.misc comp.sys.ibm.pc.hardware
+comp.sys.mac.hardware comp.windows.x misc.forsale rec.autos rec.motorcycles rec.sport.baseball
+rec.sport.hockey sci.crypt sci.electronics sci.med sci.space soc.religion.christian
+talk.politics.guns talk.politics.mideast talk.politics.misc talk.religion.misc""".split()
 
 
 class Form(NamedTuple):
@@ -91,11 +86,10 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _sentences(name: str, *others: str) -> dict:
-    """Two classes of sentences, for ten folds; maybe with a file for each class."""
+def _sentences(name: str, *more: Form) -> dict:
+    """Two classes of sentences, for ten folds."""
     lines = _columns("label", "text", kind="lines", names=("label", "text"), encoding="latin-1")
-    forms = [Form({"all": (name,)}, lines)]
-    forms += [Form({"all": others}, read_class_files)] if others else []
+    forms = [Form({"all": (name,)}, lines), *more]
     return {"forms": forms, "labels": _BINARY, "folds": 10, "tokenised": True}
 
 
@@ -109,11 +103,12 @@ def _glue(folder: str, read: Callable, *labels: str, inputs: int = 2, **names: s
     return _pairs(_same(*labels), _each(f"{folder}/{{}}.tsv", read, **names), inputs=inputs)
 
 
-_BINARY = _same("0", "1")
+_BINARY, _MR = _same("0", "1"), ("rt-polarity.neg", "rt-polarity.pos")
 _NLI = ("contradiction", "entailment", "neutral")
 _DEV = {"train": "train", "valid": "dev", "test": "test"}
 _TWO = {"train": "train", "test": "test"}  # a share of train becomes valid
 _SICK = {"train": "train", "valid": "trial", "test": "test_annotated"}
+# test: the mismatched pairs
 _MNLI = {"train": "train", "valid": "dev_matched", "test": "dev_mismatched"}
 _ENTAILED = ("entailment", "not_entailment")
 _PREMISE = ("premise", "hypothesis")
@@ -126,14 +121,12 @@ _read_wikiqa = _columns("Label", "Question", "Sentence", group="QuestionID")
 _read_msrp = _columns("Quality", "#1 String", "#2 String")
 _read_cola = _columns("label", "text", names=("source", "label", "mark", "text"))
 _read_glue = _columns("label", "sentence1", "sentence2")
-_read_qqp = _columns("is_duplicate", "question1", "question2", drops=True)
-_read_mnli = _columns("gold_label", "sentence1", "sentence2")
 
 _WIKIQA = _each("WikiQA-{}.tsv", _read_wikiqa, **_DEV)
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
     "cr": _sentences("custrev.all"),
-    "mr": _sentences("rt-polarity.all", "rt-polarity.neg", "rt-polarity.pos"),
+    "mr": _sentences("rt-polarity.all", Form({"all": _MR}, read_class_files)),
     "subj": _sentences("subj.all"),
     "mpqa": _sentences("mpqa.all"),
     "20news": {  # by date
@@ -167,8 +160,8 @@ CORPORA: dict[str, dict] = {
     "sst2": _glue("SST-2", _columns("label", "sentence"), *_BINARY, inputs=1),
     "mrpc": _glue("MRPC", _read_msrp, *_BINARY),
     "stsb": _glue("STS-B", _columns("score", "sentence1", "sentence2")),
-    "qqp": _glue("QQP", _read_qqp, *_BINARY),
-    "mnli": _glue("MNLI", _read_mnli, *_NLI, **_MNLI),  # test: the mismatched pairs
+    "qqp": _glue("QQP", _columns("is_duplicate", "question1", "question2", drops=True), *_BINARY),
+    "mnli": _glue("MNLI", _columns("gold_label", "sentence1", "sentence2"), *_NLI, **_MNLI),
     "qnli": _glue("QNLI", _columns("label", "question", "sentence"), *_ENTAILED),
     "rte": _glue("RTE", _read_glue, *_ENTAILED),
     "wnli": _glue("WNLI", _read_glue, *_BINARY),
@@ -182,9 +175,8 @@ def known_corpus(name: str, source: Path) -> LabelledCorpus:
     UserError if they are in none of its forms, or twice."""
     facts = dict(CORPORA[name])
     forms = facts.pop("forms")
-    if name == "20news" and source.is_file():
-        form, files = forms[1], {"archive": (source,)}
-    else:
+    form, files = forms[-1], {"archive": (source,)}
+    if name != "20news" or not source.is_file():
         form, files = _find(source, name, forms)
     if "archive" in files:
         archive = files["archive"][0]

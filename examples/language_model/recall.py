@@ -104,13 +104,6 @@ class Setting:
             "phonebook": (DIGITS + 2 * NAMES, DIGITS, NAMES**2, ENTRY * (self.pairs + 1)),
         }[self.task]
 
-    def layers(self) -> list[tuple[Heads, ...]]:
-        """The kinds of each layer; ``near`` is a window of 8."""
-        spec = re.sub(r"\bnear\b", f"window({NEAR})", self.kind)
-        defaults = {k: v for k, v in vars(self).items() if k.startswith(("cluster", "num", "att"))}
-        sizes = {"num_layers": LAYERS, "num_heads": HEADS}
-        return parse_attention(spec, option="KIND", defaults=defaults, **sizes)
-
 
 class Rows(NamedTuple):
     """Rows of the task, int64."""
@@ -218,7 +211,11 @@ class Model(nn.Module):
         angle = torch.arange(longest).unsqueeze(-1) * rate
         positions = torch.cat([angle.sin(), angle.cos()], -1)
         self.register_buffer("positions", positions if has_positions else torch.zeros(1, width))
-        self.layers = nn.ModuleList(Layer(kinds, setting) for kinds in setting.layers())
+        spec, own = re.sub(r"\bnear\b", f"window({NEAR})", setting.kind), ("cluster", "num", "att")
+        how = {"defaults": {k: v for k, v in vars(setting).items() if k.startswith(own)}}
+        how |= {"option": "KIND", "num_layers": LAYERS, "num_heads": HEADS}
+        kinds = parse_attention(spec, **how)
+        self.layers = nn.ModuleList(Layer(of_layer, setting) for of_layer in kinds)
         self.norm = nn.LayerNorm(width)
         if not self.tied:
             self.classify = nn.Linear(width, values)

@@ -1,1 +1,0 @@
-"""Corpora of questions that the papers' tables need, and their readers."""

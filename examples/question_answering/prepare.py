@@ -66,7 +66,7 @@ def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[R
             raise Unusable("passages without a question", id_)
         question, answer = questions[id_]
         used.add(id_)
-        texts = [text for _score, text in get(item, "contexts", list)]
+        texts = (text for _score, text in get(item, "contexts", list))
         found = [Paragraph("", text) for text in texts if text.strip()]
         return distant_record(id_, question, found, [answer])
 
@@ -80,12 +80,12 @@ def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
 
     def to_record(data: bytes) -> Record:
         item = parse_json(data)
+        id_ = str(get(item, "id", (int, str)))
         snippets = [
             Paragraph(str(result.get("title") or ""), result["snippet"])
             for result in get(item, "search_results", list)
             if isinstance(result, Mapping) and str(result.get("snippet") or "").strip()
         ]
-        id_ = str(get(item, "id", (int, str)))
         return distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
 
     found = members(path, lambda name: name.endswith(".json"))
@@ -182,16 +182,12 @@ def natural_questions(path: Path, drops: Drops) -> Iterator[Record]:
 def _nq_record(item: Mapping) -> Record:
     if "document_text" in item:
         tokens, places = get(item, "document_text").split(" "), None
-        is_word = [bool(token) and not _MARKUP.fullmatch(token) for token in tokens]
+        markup = [bool(_MARKUP.fullmatch(token)) for token in tokens]
     else:
         found = get(item, "document_tokens", list)
         tokens = [get(each, "token") for each in found]
         places = [(get(each, "start_byte", int), get(each, "end_byte", int)) for each in found]
-        # a word with a blank in it would be taken for two
-        is_word = [
-            not get(each, "html_token", bool) and bool(text) and " " not in text
-            for each, text in zip(found, tokens, strict=True)
-        ]
+        markup = [get(each, "html_token", bool) for each in found]
     if "document_title" in item:
         title = get(item, "document_title")
     else:
@@ -230,7 +226,9 @@ def _nq_record(item: Mapping) -> Record:
     for candidate in get(item, "long_answer_candidates", list):
         if get(candidate, "top_level", bool):
             start, end = span_of(candidate)
-            numbers = tuple(i for i in range(start, end) if is_word[i])
+            numbers = (i for i in range(start, end) if tokens[i] and not markup[i])
+            # a word with a blank in it would be taken for two
+            numbers = tuple(i for i in numbers if " " not in tokens[i])
             text = " ".join(tokens[i] for i in numbers)
             if text.strip():
                 paragraphs.append(Paragraph(title, text, (start, end), numbers))
@@ -265,11 +263,9 @@ def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     questions, in an order drawn by the question's id."""
 
     def to_record(item: Mapping) -> Record:
-        answers = [
-            {"text": get(span, "string"), "answer_start": get(span, "start", int)}
-            for annotator in get(item, "original_nq_answers", list)
-            for span in annotator
-        ]
+        spans = chain.from_iterable(get(item, "original_nq_answers", list))
+        answers = [(get(span, "string"), get(span, "start", int)) for span in spans]
+        answers = [{"text": text, "answer_start": start} for text, start in answers]
         if not answers:
             raise Unusable("no answer")
         names = {"title": "title_text", "context": "paragraph_text", "question": "question_text"}

@@ -13,13 +13,13 @@ file, the paragraph that it begins with, and its first words.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from fairseq_clusterformer.cli.common import Parser, check_encoder, harmless
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import bad_option
 
 NAME = "python examples/xlqa/similar.py"
-_SHOWN = 160  # characters
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,10 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     cosines = Passages(sections, encoder).likeness(args.sentence)
     for rank, place in enumerate((-cosines).argsort(kind="stable")[: args.top], 1):
         section, cosine = sections[place], cosines[place]
-        begins = " ".join(section.text[: _SHOWN + 1].split())
-        shown = begins if len(section.text) <= _SHOWN else f"{begins.rpartition(' ')[0]} \u2026"
         paragraph = section.pieces[0].number + 1
         print(harmless(f"{rank}. {cosine:.3f}: {section.source.name}, paragraph {paragraph}"))
+        shown = shorten(section.text, 160, placeholder=" \u2026")
         print(harmless(f"   {shown}"))
     return 0
 

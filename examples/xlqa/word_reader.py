@@ -46,12 +46,6 @@ class Words(NamedTuple):
         index = self.of_token.reshape(*self.of_token.shape, *[1] * (x.dim() - 2))
         return x.gather(1, index.expand(*self.of_token.shape, *x.shape[2:]))
 
-    def same(self, others: "Words") -> Tensor:
-        """Where a word is spelt as one of others [B, V]: as it is and in lower case, bool
-        [B, W, V, 2]; never for padding."""
-        real = ~self.padding.unsqueeze(2) & ~others.padding.unsqueeze(1)
-        return self.codes.unsqueeze(2).eq(others.codes.unsqueeze(1)) & real.unsqueeze(-1)
-
 
 class Speller(nn.Module):
     """Puts tokens together to words. A word is a run of letters and digits without a blank, or one
@@ -269,9 +263,7 @@ class WordEmbedding(nn.Module):
 
     def forward(self, words: Words) -> Tensor:
         """[B, W, D]."""
-        parts = []
-        if self.vectors is not None:
-            parts.append(self.vectors(words.codes))
+        parts = [] if self.vectors is None else [self.vectors(words.codes)]
         if self.subwords is not None:
             number = words.pieces.ne(self.speller.padding_idx).sum(-1, keepdim=True)
             parts.append(self.subwords(words.pieces).sum(-2) / number.clamp(min=1))
@@ -306,8 +298,10 @@ class ContextQueryAttention(nn.Module):
         likeness = (document * self.of_both) @ question.mT  # [B, W, V]
         likeness = likeness + self.of_document(document) + self.of_question(question).mT
         found = []
-        if self.of_match is not None:
-            same = words.same(asked).to(document)
+        if self.of_match is not None:  # where words are spelt alike, [B, W, V, 2]
+            same = words.codes.unsqueeze(2) == asked.codes.unsqueeze(1)
+            hidden = words.padding.unsqueeze(2) | asked.padding.unsqueeze(1)
+            same = same.masked_fill(hidden.unsqueeze(-1), False).to(document)
             likeness = likeness + same @ self.of_match
             found = [same.amax(2)]
         likeness = at_least_float32(likeness + self.bias)

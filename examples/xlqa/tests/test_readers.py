@@ -13,7 +13,7 @@ from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.attention import attention_kinds
-from fairseq_clusterformer.criterions.clusterformer_qa import span_nll, whole_words, with_slots
+from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from xlqa import readers, word_reader
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -58,8 +58,7 @@ def ragged() -> tuple[Tensor, Tensor, list[int], list[int]]:
     question, document = tokens(5, 7), tokens(5, 40)
     document[:, 0] = document[1, 9] = 0
     for row in range(5):
-        question[row, asked[row] :] = 1
-        document[row, lengths[row] :] = 1
+        question[row, asked[row] :] = document[row, lengths[row] :] = 1
     return question, document, asked, lengths
 
 
@@ -117,8 +116,7 @@ def heads_by_hand() -> AnswerLogits:
     """Of ``<s>`` and two words, of which the first has two tokens."""
     model, index = make("bidaf"), make_task().symbol_texts.index
     document = torch.tensor([[0, index(" The"), index("re"), index(" ("), 1]])
-    states = torch.zeros(1, 3, 120).double()
-    states[0, :, :2] = torch.tensor([[2.0, -1.0], [1.0, 0.5], [4.0, 3.0]])
+    states = pad(torch.tensor([[[2.0, -1.0], [1.0, 0.5], [4.0, 3.0]]]).double(), (0, 118))
     heads = model.heads
     for parameter in heads.parameters():
         parameter.zero_()
@@ -150,9 +148,8 @@ def test_no_answer_has_a_place_in_both_softmaxes():
 )
 def test_loss(spans, type_, place):
     """- log p(start) - log p(end), each among words and slots."""
-    logits, types = heads_by_hand(), torch.tensor([[name == type_ for name in TYPES]])
-    given = whole_words(torch.tensor([spans]), logits.bounds)
-    loss = span_nll(*with_slots(logits, given, types), "joint")
+    types = torch.tensor([[name == type_ for name in TYPES]])
+    loss, _ = answer_parts(heads_by_hand(), torch.tensor([spans]), types)["span"]
     starts = torch.tensor([4.0, 1.0, -5.0, -6.0, -7.0, 2.0])
     ends = torch.tensor([0.5, 3.0, -1.0, -1.0, -1.0, -1.0])
     expected = -log_softmax(starts, 0)[place[0]] - log_softmax(ends, 0)[place[1]]
@@ -245,11 +242,7 @@ def test_a_block_as_written(positions):
         return
     for norm, convolution in zip(block.norms, block.convolutions, strict=False):
         y = y + convolution(norm(y).unsqueeze(0), padding)[0]
-    z, attention = block.norms[4](y), block.self_attn
-    maps = (attention.q_proj, attention.k_proj, attention.v_proj)
-    q, k, v = (of(z).view(7, 4, 4).transpose(0, 1) for of in maps)
-    weights = (q @ k.mT / math.sqrt(4)).softmax(-1)
-    y = y + attention.out_proj((weights @ v).transpose(0, 1).flatten(1))
+    y = y + block.self_attn(block.norms[4](y).unsqueeze(0))[0][0]
     y = y + block.feed_forward(block.norms[5](y))
     torch.testing.assert_close(found[0], y, rtol=0, atol=1e-7)  # positions are float32
 
