@@ -5,20 +5,22 @@ keys and values, each for H / J queries, E head width, K clusters, W window, G g
 are assigned apart (1, J or H); a file names those that it alone has.
 """
 
-from .heads import HeadForm  # noqa: F401
+from .heads import AttentionPlan, HeadForm  # noqa: F401
 from .kind import Kind, Other, Traits  # noqa: F401
 from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # noqa: F401
 from .kinds.taught import kind as taught  # noqa: F401 (all register)
 from .multihead import MultiheadAttention  # noqa: F401
 from .options import (  # noqa: F401
     ClusterOptions,
+    Heads,
     OptionError,
     Options,
     WindowOptions,
     attention_kinds,
     option,
+    parse_attention,
+    parse_layer,
     register_attention,
 )
 from .past import Kept, Past  # noqa: F401
-from .spec import AttentionPlan, Heads, parse_attention, parse_layer  # noqa: F401
 from .tokens import Assignment, Batch, Round, Shape, Tokens, any_padding  # noqa: F401

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
+from .options import Heads
 from .projections import QKV, RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
 from .tokens import Batch
 
@@ -75,6 +76,15 @@ class HeadForm:
     relative: bool = False  # logits depend on distances, as in Transformer-XL
     short_convolution: int = 0  # width of convolutions over queries, keys and values; 0: none
     copying_start: bool = False  # as heads that copy; causal, with a convolution of 3 or more
+
+
+class AttentionPlan(NamedTuple):
+    """The attention of an encoder's or a decoder's layers; made once, and handed down."""
+
+    layers: tuple[tuple[Heads, ...], ...]  # kinds of each layer's heads
+    form: HeadForm = HeadForm()  # of all layers, as the kernel
+    kernel: str = "auto"
+    kept: tuple[int, ...] = ()  # the numbers of these layers in the deeper model they are part of
 
 
 class ProjectedHeads(nn.Module):

@@ -12,9 +12,8 @@ from ..clustering import Report
 from .attend import QKV, attend
 from .heads import Convolved, HeadForm, Projected, ProjectedHeads, check_divides
 from .kind import Kind
-from .options import OptionError, registered
+from .options import Heads, OptionError, attention_kinds, parse_layer
 from .past import Past, Stores
-from .spec import Heads, parse_layer
 from .tokens import Batch, Shape, Tokens, for_each
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class MultiheadAttention(ProjectedHeads):
         self.routers = nn.ModuleList()
         for heads in kinds:
             try:
-                router = registered(heads.kind).kind(heads.options, shape)
+                router = attention_kinds()[heads.kind].kind(heads.options, shape)
                 if router.rule.last_place is not None and self.rotary is None:
                     raise OptionError("cache_positions", True, "with rotary positions")
             except OptionError as error:

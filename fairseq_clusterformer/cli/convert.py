@@ -143,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
 def _check_specs(args: argparse.Namespace) -> None:
     """Raise UserError for a kind or an option that is none, before a model is loaded; whether the
     kinds fit its heads is seen then."""
-    from fairseq_clusterformer.attention.spec import parse_attention
+    from fairseq_clusterformer.attention.options import parse_attention
 
     for name in ("attention", "encoder_attention", "decoder_attention"):
         spec, option = getattr(args, name) or "full", f"--{name.replace('_', '-')}"

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import fairseq_clusterformer
 from fairseq_clusterformer import __version__
 from fairseq_clusterformer.attention.kinds.taught.kind import Taught
-from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
+from fairseq_clusterformer.attention.options import Heads, parse_attention, written
 from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option

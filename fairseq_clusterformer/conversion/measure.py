@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import tokens_seen
+from fairseq_clusterformer.attention.options import Heads
 from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.attention.spec import Heads
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced, working

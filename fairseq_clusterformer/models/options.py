@@ -12,10 +12,9 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, register_model_architecture
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_clusterformer.attention import AttentionPlan, HeadForm, OptionError, attention_kinds
-from fairseq_clusterformer.attention.options import flag_of, option, registered
+from fairseq_clusterformer.attention import AttentionPlan, HeadForm, Heads, attention_kinds, option
+from fairseq_clusterformer.attention.options import OptionError, flag_of, parse_attention, written
 from fairseq_clusterformer.attention.projections import Rotary
-from fairseq_clusterformer.attention.spec import Heads, parse_attention, written
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, WIDEST
 from fairseq_clusterformer.ranges import check_ranges
@@ -35,8 +34,7 @@ def options_of_kinds(side: str | None = None) -> Iterator[tuple[str, Any, Field]
     """Name, type and field of each option of all kinds, once, as fairseq's dataclasses want; of a
     side, those alone that have another default there."""
     found = set()
-    for kind in attention_kinds():
-        options = registered(kind).options
+    for _, options in attention_kinds().values():
         hints = get_type_hints(options)
         for item in fields(options):
             name = flag_of(item)
@@ -245,9 +243,8 @@ def _kinds_of_layers(
         defaults["cluster_gap"] = 0
     defaults |= {"cluster_rule": cluster_rule, **values}
     try:
-        for kind in attention_kinds():  # whether or not a layer is of that kind
-            own = {f: v for f, v in defaults.items() if f not in _BY_SIDE}
-            registered(kind).options.of(own)
+        for _, options in attention_kinds().values():  # whether or not a layer is of that kind
+            options.of({f: v for f, v in defaults.items() if f not in _BY_SIDE})
         kinds = parse_attention(
             getattr(args, spec),
             num_layers=getattr(args, f"{side}_layers"),
@@ -300,7 +297,7 @@ def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tu
 
 def flagged(error: OptionError) -> ValueError:
     """The error of a kind's option, named as on the command line."""
-    options = (item for kind in attention_kinds() for item in fields(registered(kind).options))
+    options = (item for _, of in attention_kinds().values() for item in fields(of))
     name = next(flag_of(item) for item in options if item.name == error.name)
     where = f" (in {error.written})" if error.written else ""
     return ValueError(f"{flag(name)} {error.text}{where}")

@@ -33,7 +33,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from fairseq_clusterformer.attention import Batch, Shape, Tokens, parse_attention
 from fairseq_clusterformer.attention.attend import attend
 from fairseq_clusterformer.attention.kind import Seen
-from fairseq_clusterformer.attention.options import registered
+from fairseq_clusterformer.attention.options import attention_kinds
 from fairseq_clusterformer.attention.projections import QKV
 from fairseq_clusterformer.clustering import LOSSES, Report
 from fairseq_clusterformer.kernels import Layout
@@ -129,7 +129,7 @@ class Clustered(Attention):
         options["cluster_exploration"] = 0.0  # or each call would route differently
         ((heads,),) = parse_attention(kind, num_layers=1, num_heads=1, defaults=options)
         shape = Shape(setting.heads * setting.width, setting.heads, setting.width, setting.causal)
-        self.router = registered(heads.kind).kind(heads.options, shape)
+        self.router = attention_kinds()[heads.kind].kind(heads.options, shape)
 
     def route(self, x: Tensor, q: Tensor, k: Tensor) -> Seen:
         """Who sees whom."""

@@ -14,8 +14,7 @@ from fairseq_clusterformer.attention import (
     parse_layer,
     register_attention,
 )
-from fairseq_clusterformer.attention.options import registered
-from fairseq_clusterformer.attention.spec import written
+from fairseq_clusterformer.attention.options import written
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_grammar(spec, layers):
     assert written(parsed) == layers
     for heads in (heads for layer in parsed for heads in layer):
         assert heads.kind == heads.written.partition("(")[0]
-        assert type(heads.options) is registered(heads.kind).options
+        assert type(heads.options) is attention_kinds()[heads.kind].options
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_a_bad_option_is_named(kind, options, message):
 
 @pytest.mark.parametrize("kind", attention_kinds())
 def test_every_option_has_a_default_that_is_allowed_and_help(kind):
-    options = registered(kind).options
+    options = attention_kinds()[kind].options
     assert options() == parse_layer(kind)[0].options
     for item in fields(options):
         assert item.metadata["help"].strip(), item.name

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq_clusterformer.attention.spec import parse_attention
+from fairseq_clusterformer.attention.options import parse_attention
 from fairseq_clusterformer.conversion.batches import far_of
 from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
 from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils

@@ -15,7 +15,7 @@ def test_a_kind_that_comes_after_the_models_is_refused(monkeypatch):
     class Late(Options):
         late: int = option(2, "a number")
 
-    known = options.registered("full")._replace(options=Late)
+    known = options.attention_kinds()["full"]._replace(options=Late)
     monkeypatch.setitem(options._KINDS, "late", known)
     with pytest.raises(ValueError, match="^--late is unknown to the models; allowed: a plug-in"):
         make_lm(attention="late")
