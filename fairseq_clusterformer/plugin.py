@@ -4,7 +4,7 @@ today's torch. It is the one module that knows all wings."""
 
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
 from .data import coding  # noqa: F401
-from .etc import lamb, masked_lm, reader  # noqa: F401
+from .etc import masked_lm, reader  # noqa: F401
 from .tasks import clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence  # noqa: F401
 from .use import CLASSES
 

@@ -66,9 +66,7 @@ class ETCOptions(EncoderOptions):
     hard_global: bool = option(False, "global tokens see their own part alone of the long input")
     hard_long: bool = option(False, "long tokens see the global tokens of their own parts alone")
     block: int = option(97, "tokens of a fixed block, where the data names no parts", at_least=1)
-    clusters: int = option(
-        0, "this many learned centroids are the global tokens; 0: parts have them", at_least=0
-    )
+    clusters: int = option(0, "number of learned centroids as global tokens; 0: none", at_least=0)
     same_cluster: int = option(
         0, "with --clusters: farther tokens of its cluster that each sees, per side", at_least=0
     )

@@ -10,7 +10,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
 import fairseq_clusterformer
 from fairseq_clusterformer.errors import UserError
-from fairseq_clusterformer.etc.lamb import Lamb
+from fairseq_clusterformer.etc.masked_lm import Lamb
 from tests.cli.expected import last_line
 from tests.cli.in_process import HERE, load_state, train, validate
 from tests.cli.topics import LINE
