@@ -44,8 +44,7 @@ def write_dataset(
                 tokens.tofile(file)
         # fairseq's own builder holds 50 bytes of an item, this holds 12
         sizes = np.concatenate(found)
-        ends = np.cumsum(sizes, dtype=np.int64)
-        starts = (ends - sizes) * dtype().itemsize
+        starts = (np.cumsum(sizes, dtype=np.int64) - sizes) * dtype().itemsize
         with MMapIndexedDataset.Index.writer(out / f"{split}.idx", dtype) as index:
             for part in (struct.pack("<Q", len(sizes)), sizes, starts):
                 index._file.write(part)

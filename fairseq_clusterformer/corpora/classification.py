@@ -131,9 +131,8 @@ def _tokenise(
             count["empty texts"] += sum(not each for each in words)
             count["truncated texts"] += sum(cut)
             count["examples"] += 1
-            made.append(
-                _Example(part, str(label), example.group or "", tuple(map(" ".join, words)))
-            )
+            texts = tuple(map(" ".join, words))
+            made.append(_Example(part, str(label), example.group or "", texts))
         if not count["examples"]:
             raise wrong(files[0], "no example", "one or more")
     return made, counts
@@ -153,13 +152,10 @@ def _deal(
         rng.shuffle(members)
         for rank, index in enumerate(members):
             places[index] = (rank + 0.5) / len(members)
-    if corpus.folds:
-        of_turn = ["test", "valid", *["train"] * (corpus.folds - 2)]  # after the tested fold
-        fold = [int(corpus.folds * place) for place in places]
-        return {
-            f"fold{k}": [of_turn[(each - k) % corpus.folds] for each in fold]
-            for k in range(corpus.folds)
-        }
+    if n := corpus.folds:
+        of_turn = ["test", "valid", *["train"] * (n - 2)]  # after the tested fold
+        fold = [int(n * place) for place in places]
+        return {f"fold{k}": [of_turn[(each - k) % n] for each in fold] for k in range(n)}
     ends, end = {}, 0.0
     for split in ("test", "valid"):
         share = _UNDIVIDED if undivided == "all" else shares[split]

@@ -19,19 +19,18 @@ def parallel(
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     workers = workers or (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
     items = iter(items)
-    first = list(islice(items, batch + 1))
-    is_small, items = len(first) <= batch, chain(first, items)
-    if workers == 1 or is_small:
-        results = map(function, items)
+    batches = iter(lambda: list(islice(items, batch)), [])
+    first = list(islice(batches, 2))
+    if workers == 1 or len(first) < 2:
+        results = map(function, chain(*first, items))
     else:
-        results = _in_processes(function, items, workers, batch)
+        results = _in_processes(function, chain(first, batches), workers)
     yield from tqdm(results, label, unit_scale=True, disable=None, leave=False)
 
 
-def _in_processes(function: Callable, items: Iterator, workers: int, batch: int) -> Iterator:
+def _in_processes(function: Callable, batches: Iterator, workers: int) -> Iterator:
     from concurrent.futures import ProcessPoolExecutor
 
-    batches = iter(lambda: list(islice(items, batch)), [])
     with ProcessPoolExecutor(workers, initializer=_start, initargs=(function,)) as pool:
         try:
             begun = deque(pool.submit(_call, each) for each in islice(batches, 2 * workers))

@@ -218,8 +218,7 @@ def prepare_known(
                 for split, size in zip(SPLITS, (*known.sizes, -1), strict=True):
                     texts[split] = work / f"{split}.txt"
                     texts[split].write_bytes(whole.read(size))
-        how = {"words": known.words, "form": form, "workers": workers}
-        return {"splits": _binarize(texts, out, **how)}
+        return {"splits": _binarize(texts, out, words=known.words, form=form, workers=workers)}
 
     recipe = {"corpus": known.name, "members": known.archive.members, "sizes": known.sizes}
     return make_folder(dest, recipe | {"unicode": form}, build)
@@ -268,9 +267,8 @@ def prepare_text(
         else:
             parts = (by_document if split == "documents" else contiguous)(read, fractions)
         counts = write_splits(by_sentence(parts) if sentences else parts, work)
-        how = {"words": words, "lines": sentences, "workers": workers}
         paths = {name: work / f"{name}.txt" for name in SPLITS}
-        found = _binarize(paths, out, vocabulary, **how)
+        found = _binarize(paths, out, vocabulary, words=words, lines=sentences, workers=workers)
         return {"splits": {name: counts[name] | found[name] for name in SPLITS}}
 
     def recipe() -> dict:
@@ -283,9 +281,7 @@ def prepare_text(
             "document_separator": document_separator,
             "split": split,
             "fractions": None if split_of else fractions,
-            "files": {
-                path.relative_to(source.parent).as_posix(): checksum(path) for path in texts
-            },
+            "files": {p.relative_to(source.parent).as_posix(): checksum(p) for p in texts},
         }
 
     return make_folder(dest, recipe, build)

@@ -217,12 +217,10 @@ class _Job:
     @contextlib.contextmanager
     def _writer(self, folder: Path) -> Iterator[Callable[[str, Row], None]]:
         (folder / "raw").mkdir()
+        opened = functools.partial(open, mode="w", encoding="utf-8")
         with contextlib.ExitStack() as stack:
             files = {
-                split: [
-                    stack.enter_context(open(path, "w", encoding="utf-8"))
-                    for path in self.files(folder, split)
-                ]
+                split: [*map(stack.enter_context, map(opened, self.files(folder, split)))]
                 for split in self.counts
             }
 

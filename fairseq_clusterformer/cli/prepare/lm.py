@@ -21,10 +21,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusterformer prepare lm", description=__doc__)
     corpora = parser.corpora()
     text = corpora.add_parser("text", help="your own text", description=__doc__)
-    about = (
-        "a folder, searched recursively except for hidden and binary files, or one file; text is "
-    )
-    text.add("source SOURCE", about + "UTF-8; .xz, .gz and .bz2 are unpacked")
+    about = "a folder, searched recursively except for hidden and binary files, or one file; text "
+    text.add("source SOURCE", about + "is UTF-8; .xz, .gz and .bz2 are unpacked")
     add_dest(text)
     about = "that many subwords, from a model that is trained on train and put into DEST; a line "
     units = add_subwords(text, about + "ends in </s>")

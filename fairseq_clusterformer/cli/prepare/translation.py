@@ -16,10 +16,8 @@ from fairseq_clusterformer.corpora.translation import prepare
 from ..common import Parser, add_dest, prepare_folder
 from .shared import WORKERS
 
-_FILES = (
-    "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is itself one "
-    "file of lines with {2}; plain, .gz, .xz or .bz2"
-)
+_FILES = "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is "
+_FILES += "itself one file of lines with {2}; plain, .gz, .xz or .bz2"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,6 +1,5 @@
 """Readers of questions: SQuAD's, a user's own, bAbI's, and those that are made from plain text."""
 
-import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.data.characters import compiled, sentences
 
-from ..files import raw_lines
+from ..files import key_of, raw_lines
 from ..texts import documents
 from . import records
 from .records import Drops, Items, Paragraph, Record, Sentence, Unusable, get
@@ -71,20 +70,16 @@ def question_record(item: Mapping, drops: Drops) -> Record:
     id_, question = str(get(item, "id", (str, int))), get(item, "question")
     title = str(item.get("title") or "")
     parts = get(item, "paragraphs", list) if "paragraphs" in item else [get(item, "context")]
-    paragraphs = tuple(
-        Paragraph(title, part)
-        if isinstance(part, str)
-        else Paragraph(str(part.get("title") or title), get(part, "text"))
-        for part in parts
-    )
+    parts = ({"text": part} if isinstance(part, str) else part for part in parts)
+    named = ((str(part.get("title") or title), get(part, "text")) for part in parts)
+    paragraphs = tuple(Paragraph(*part) for part in named)
     passages = [paragraph.text for paragraph in paragraphs]
     more: dict = {"document": str(item.get("document", ""))}
     if "sentences" in item:
         spans = get(item, "sentences", list)
-        for span in spans:
-            if not isinstance(span, list) or [type(number) for number in span] != [int] * 3:
-                detail = f"{str(span)[:80]}; allowed: [paragraph, start, end]"
-                raise Unusable("no sentence", detail)
+        if bad := [s for s in spans if not isinstance(s, list) or [*map(type, s)] != [int] * 3]:
+            detail = f"{str(bad[0])[:80]}; allowed: [paragraph, start, end]"
+            raise Unusable("no sentence", detail)
         more["sentences"] = tuple(Sentence(*span) for span in spans)
     if "supporting" in item:
         more.setdefault("sentences", tuple(records.sentences_of(passages)))
@@ -181,10 +176,8 @@ def _babi_lines(path: Path) -> Items:
 MASK = "what"
 _SHORTEST, _LONGEST = 40, 200  # words of a passage: a line, or some that follow each other
 _ASKED = range(6, 31)  # words of a question
-_NAME = (
-    r"(?<![\p{L}\p{N}])(?:\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}"
-    r"|\p{N}+(?:[.,]\p{N}+)*)(?![\p{L}\p{N}])"
-)
+_NAME = r"\p{Lu}[\p{L}\p{M}]+(?:[ -]\p{Lu}[\p{L}\p{M}]+){0,3}|\p{N}+(?:[.,]\p{N}+)*"
+_NAME = rf"(?<![\p{{L}}\p{{N}}])(?:{_NAME})(?![\p{{L}}\p{{N}}])"
 
 
 def cloze_questions(
@@ -256,4 +249,4 @@ def _names(text: str) -> Iterator:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{key_of(text):016x}"
