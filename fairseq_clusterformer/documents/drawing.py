@@ -23,7 +23,7 @@ def answer_page(question: str, ranking: Ranking) -> str:
     opens with the best answer and the cluster of its longest word (of equals, the last), and shows
     the sections that the answers are from."""
     reads = list(dict.fromkeys(each.read for each in ranking))
-    layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters))
+    layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters()))
     answers, marked, sections = [], set(), []
     for each in ranking:
         tokens, chosen = _tokens_of(each), None
@@ -41,7 +41,7 @@ def answer_page(question: str, ranking: Ranking) -> str:
             for number, _, tokens in read.section.paragraphs()
         ]
         sections.append((read.section.source, paragraphs))
-    clusters = [[of.tolist() for of in read.clusters.values()] for read in reads]
+    clusters = [[of.tolist() for of in read.clusters().values()] for read in reads]
     return _TEMPLATES.get_template("answer_page.html").render(
         title=question,
         ranking=ranking,
@@ -66,14 +66,14 @@ def read_clusters(loaded: Loaded, path: Path, question: str) -> pages.ClusteredT
     source, reader = read_source(path), Reader(loaded)
     section = reader.sections(source, TOKENS)[0]
     (read,) = reader.read(reader.question(question), [section], 1)
-    if not read.clusters:
+    if not read.clusters():
         allowed = "a reader with a --cluster-attention that clusters, such as kmeans"
         raise bad_option("--checkpoint", loaded.path, allowed, "no layer clusters")
     tokens = section.shown()
     for start in section.document.starts.tolist()[1:]:
         tokens[start] = "\n"  # between paragraphs
     words, layers = pages.word_endings(tokens), []
-    for (_, name), clusters in read.clusters.items():
+    for (_, name), clusters in read.clusters().items():
         own = clusters.tolist()
         described = pages.describe(tokens, own, max(own) + 1, words)
         layers.append(pages.DrawnLayer(name, None, own, described))

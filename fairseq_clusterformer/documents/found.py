@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import regex
@@ -35,15 +34,10 @@ class SectionRead:
 
     section: Section
     answers: Answers
-    #: reads the section again, for its clusters
-    find_clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
+    #: reads it again: the cluster of each token, int64 [N], by number and label of a layer or head
+    clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
     words: float = 0.0  # how relevant it is to the question; see `Passages`
     likeness: float = 0.0
-
-    @cached_property
-    def clusters(self) -> dict[tuple[int, str], Tensor]:
-        """The cluster of each token, int64 [N], by the number and label of a layer (and head)."""
-        return self.find_clusters()
 
 
 @dataclass(frozen=True, eq=False)

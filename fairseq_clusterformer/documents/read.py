@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -253,7 +253,8 @@ class Reader(Pretrained):
             logits, _ = self._together(question, chosen)
             answers = ranked_answers(logits, [each.document for each in chosen], **options)
             for section, answer in zip(chosen, answers, strict=True):
-                yield SectionRead(section, answer, partial(self._clusters, question, section))
+                clusters = cache(partial(self._clusters, question, section))
+                yield SectionRead(section, answer, clusters)
 
         return together(sections, 1 if self._structure else IN_A_BATCH, read)
 

@@ -368,14 +368,14 @@ class TestClusters:
         asked = reader.question(ASKED)
         (read,) = reader.read(asked, [part], 1)
         (sequence,) = token_clusters(encoder, asked[None], part.tokens[None]).values()
-        (layer,) = read.clusters
+        (layer,) = read.clusters()
         assert layer == (1, "layer 1 of layers 0 to 2, kmeans")
         length, stride = len(part.tokens), encoder.stride
         assert length > 2 * encoder.size
         step = len(asked) + stride
         places = (i // stride * step + len(asked) + i % stride for i in range(length))
         expected = [int(sequence[0, 0, place]) for place in places]
-        assert read.clusters[layer].tolist() == expected
+        assert read.clusters()[layer].tolist() == expected
         assert len(set(expected)) > 1
 
     def test_page(self, clustered, tmp_path, capsys):
