@@ -185,8 +185,7 @@ def _parser() -> Parser:
     add("--encoder DIR", about + "all-MiniLM-L6-v2")
     add("--html FILE", "page to write, of the latest question")
     add_force(parser)
-    about = "of text and HTML (default: their own, else UTF-8)"
-    add("--encoding NAME", about, type=encoding)
+    add("--encoding NAME", "of text and HTML (default: their own, else UTF-8)", type=encoding)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", menus)
     about = "subwords of a passage (default: --max-positions of the model's training)"
@@ -198,6 +197,5 @@ def _parser() -> Parser:
     about = "of the page (default: %(default)s, this computer)"
     parser.add_argument("--host", default="127.0.0.1", help=about)
     add("--port N", "of the page", type=number(Range(1, 65_535, whole=True)), default=8000)
-    about = "largest file that the page takes, in millions of bytes"
-    add("--upload-limit N", about, default=20)
+    add("--upload-limit N", "largest file that the page takes, in millions of bytes", default=20)
     return parser

@@ -157,11 +157,10 @@ def _opened(node: LexborNode, above: _Open, hidden: set[int]) -> _Open:
     unseen = (unseen or node.mem_id in hidden) and not _SHOWN.search(style)
     unseen = unseen or tag in _UNSEEN or bool(_GONE.search(style))
     unseen = above.unseen or unseen or (tag == "dialog" and "open" not in given)
-    is_page = tag in ("html", "body")  # a script shows them
     return _Open(
         id=node.mem_id,
         tag=tag,
-        unseen=unseen and not is_page,
+        unseen=unseen and tag not in ("html", "body"),  # which a script shows
         veiled=bool(_VEILED.search(style)) or (above.veiled and not _SHOWN.search(style)),
         plain=above.plain or tag in _PLAIN,
         in_menu=above.in_menu or tag in _MENUS,
