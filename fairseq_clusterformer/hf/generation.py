@@ -245,11 +245,10 @@ class ClusterformerForConditionalGeneration(GeneratingModel):
             decoder_attention_mask = decoder_attention_mask[:, -decoder_input_ids.size(1) :]
         tokens, _ = self._tokens(decoder_input_ids, decoder_attention_mask)
         cache = self._cache(cache, use_cache, output_hidden_states)
-        wanted = output_hidden_states
-        x, states, of_decoder = self._decoded(tokens, cache, wanted, encoded=encoded)
+        x, states, found = self._decoded(tokens, cache, output_hidden_states, encoded=encoded)
         logits, loss = self.model.decoder.output_layer(x), None
         if labels is not None:
-            loss = self._token_loss(logits, labels, of_decoder | {"encoder": reports}, **kwargs)
+            loss = self._token_loss(logits, labels, found | {"encoder": reports}, **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
