@@ -21,7 +21,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs, weight
@@ -238,8 +238,7 @@ class ETCMaskedLMTask(OwnModels):
 
     def document(self, sentences: list[Tensor]) -> dict:
         """What the model reads of a document of sentences, int64 [n] each, with nothing hidden."""
-        end = torch.tensor([self.dictionary.eos()])
-        lines = [torch.cat([sentence, end]) for sentence in sentences]
+        lines = [pad(sentence, (0, 1), value=self.dictionary.eos()) for sentence in sentences]
         cfg, most = copy.deepcopy(self.cfg), sum(map(len, lines))
         cfg.tokens_per_sample = cfg.max_parts = most
         cfg.min_sentences, cfg.hide_parts, cfg.mask_prob = 1, 0.0, 0.0

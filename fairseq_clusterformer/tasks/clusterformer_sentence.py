@@ -115,9 +115,8 @@ class ClusterformerSentenceTask(OwnModels):
             # in the order of their first pairs
             of_lines = [numbers.setdefault(line.strip(), len(numbers)) for line in lines]
             questions = columns["group"] = torch.tensor(of_lines)
-        counts = {name: len(rows) for name, rows in columns.items()}
-        if len(set(counts.values())) > 1 or not len(labels):
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        if len(set(map(len, columns.values()))) > 1 or not len(labels):
+            told = ", ".join(f"{name} {len(rows)}" for name, rows in columns.items())
             raise ValueError(f"lines of {split} in {folder}: {told}; allowed: as many in each")
         dataset = SentenceDataset(
             list(texts.values()),
