@@ -21,8 +21,7 @@ with all folders below them; what cannot be read there is named and skipped.
 
 Documents are read in passages, which know nothing of each other, so memory does not grow with
 their length. For a question the --windows most relevant ones are read, by their words (BM25) and,
-with --encoder, by their meaning. --index keeps the encoder's vectors for a later run. --html shows
-the tokens in one cluster with the answer's main word.
+with --encoder, by their meaning. --html shows the tokens in the cluster of the answer's main word.
 
 --interactive reads questions from stdin, one on each line. --serve opens a page to drop documents
 on and to ask in; it needs pip install ".[serve]" in the clone. There is no password: with another
@@ -180,7 +179,7 @@ def _parser() -> Parser:
     add("--top N", "answers to print", default=3)
     about = 'least margin of an answer over "no answer"; -1 is content with less than this'
     add("--no-answer-margin M", about, type=finite, default=0.0)
-    add("--index DIR", "keep the vectors of --encoder in this folder")
+    add("--index DIR", "keep the vectors of --encoder in this folder for a later run")
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")
     add("--html FILE", "page to write, of the latest question")

@@ -244,10 +244,8 @@ def mean_logits(found: Sequence[AnswerLogits]) -> AnswerLogits:
     said = [name for name, value in first._asdict().items() if value is not None]
     fields = {name: [getattr(logits, name) for logits in found] for name in said}
     if first.slots is not None:
-        number = first.slots.size(-1)
-        sides = [torch.stack([each.start, each.end], dim=1) for each in found]
-        whole = [torch.cat([own.slots, x], dim=2) for own, x in zip(found, sides, strict=True)]
-        slots, tokens = _mean(whole).tensor_split([number], dim=2)
+        whole = [torch.cat([x.slots, torch.stack([x.start, x.end], 1)], dim=2) for x in found]
+        slots, tokens = _mean(whole).tensor_split([first.slots.size(2)], dim=2)
         start, end = tokens.unbind(1)
         return AnswerLogits.shared(start, end, _mean(fields["paragraph"]), slots, first.bounds)
     means = {name: _mean(each) for name, each in fields.items()}
