@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..kernels.layout import Layout, sort_by_cluster
+from ..kernels import Layout, sort_by_cluster
 from .tokens import Batch
 
 

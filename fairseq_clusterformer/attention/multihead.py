@@ -109,9 +109,9 @@ class MultiheadAttention(ProjectedHeads):
             past: what the last call returned, which is used up; ``Past()`` at first. None: there
                 are no tokens before these, and none will follow, as in training.
             batch: which tokens are real and which documents they belong to; or the padding mask,
-                bool [B, N], True where a token is padding; its output has no meaning. With a past,
-                of these tokens alone: layers that have had the same tokens may share it. Documents
-                are those of single tokens then, [B, 1]: another than the last call's begins.
+                bool [B, N], True at padding, whose output has no meaning. With a past, of these
+                tokens alone, which layers may share; documents are those of single tokens then,
+                [B, 1]: another than the last call's begins.
             centroids: handed on by the layer before, for kinds that take them, [B, K, D]; without
                 a past.
             reported: in training: kinds report and teach, of two tokens or more.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..clustering import State
-from ..kernels.layout import sort_by_cluster
+from ..kernels import sort_by_cluster
 from .tokens import any_padding, for_each
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows

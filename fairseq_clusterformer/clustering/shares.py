@@ -133,10 +133,9 @@ def assign_both(
     exploration: float | None = None,
     impl: str = "auto",
 ) -> Assigned:
-    """Assign queries and keys, each to the largest of ``s - log_normalizer``, where the exponents
-    s are those of CF22 eq. 2. So keys spread over the clusters. Queries may crowd, for each sees W
-    keys whatever others see: they may have no normaliser. Computed in full float32 (float64 for
-    float64), in any precision of the model and in autocast.
+    """Assign queries and keys, each to the largest of ``s - log_normalizer``, s as in CF22 eq. 2.
+    So keys spread over the clusters; queries may crowd, and have no normaliser, for each sees W
+    keys whatever others see. In full float32 (float64), in any precision of the model.
 
     Args:
         q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.

@@ -12,8 +12,7 @@ asked raises and names one that can. None falls back to another.
 """
 
 from .attend import KERNELS, chosen, joint_attention, ranged_attention  # noqa: F401
-from .kernel import attend_own, join  # noqa: F401
-from .layout import Layout, Own  # noqa: F401
+from .kernel import Layout, Own, attend_own, join, sort_by_cluster  # noqa: F401
 from .triton import WIDEST  # noqa: F401
 
 IMPLEMENTATIONS = tuple(KERNELS)

@@ -13,8 +13,7 @@ from torch import Tensor
 from ..precision import at_least_float32, autocast_off
 from .blocks import Blocks
 from .cpu import Cpu
-from .kernel import Carry, Kernel, Reference, empty_like
-from .layout import TENSORS, Call, Layout, Own, validate
+from .kernel import TENSORS, Call, Carry, Kernel, Layout, Own, Reference, empty_like, validate
 from .triton import Triton
 
 logger = logging.getLogger(__name__)
@@ -24,16 +23,13 @@ KERNELS: dict[str, Kernel] = {
     "triton": Triton(),
     "cpu": Cpu(),
 }
-FASTEST = {"cpu": "cpu", "cuda": "triton"}
-"""What "auto" takes on a device, unless there is an obstacle."""
+FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an obstacle
 
 
 def chosen(impl: str, q: Tensor) -> str:
-    """The name of the implementation that attends q.
-
-    "auto" takes the fastest one on q's device, or blocks if that one has an obstacle, which is
-    logged once. Raises ValueError: an unknown name, or an obstacle.
-    """
+    """The name of the implementation that attends q; "auto" takes the fastest on its device, or
+    blocks if that one has an obstacle, which is logged once. Raises ValueError: an unknown name,
+    or an obstacle."""
     if impl == "auto":
         impl = FASTEST.get(q.device.type, "blocks")
         if (found := KERNELS[impl].obstacle(q)) is None:

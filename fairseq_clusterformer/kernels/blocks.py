@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .kernel import LOG2_E, Carry, Gradients, OneByOne
-from .layout import TENSORS, Call
+from .kernel import LOG2_E, TENSORS, Call, Carry, Gradients, OneByOne
 
 TILE = 64  # slots, if the sequence is longer than that
 # Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is

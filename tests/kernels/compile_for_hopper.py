@@ -20,8 +20,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from fairseq_clusterformer.kernels.kernel import Carry
-from fairseq_clusterformer.kernels.layout import Call, Layout
+from fairseq_clusterformer.kernels.kernel import Call, Carry, Layout
 from fairseq_clusterformer.kernels.triton.attention import backward, forward
 
 LENGTH = 96

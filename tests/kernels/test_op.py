@@ -7,7 +7,7 @@ import torch
 
 from fairseq_clusterformer.kernels import Layout, Own, joint_attention, ranged_attention
 from fairseq_clusterformer.kernels.attend import operator
-from fairseq_clusterformer.kernels.layout import TENSORS
+from fairseq_clusterformer.kernels.kernel import TENSORS
 
 from ..conftest import sampled
 from ..kinds import pads

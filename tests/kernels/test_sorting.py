@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fairseq_clusterformer.kernels.layout import sort_by_cluster
+from fairseq_clusterformer.kernels.kernel import sort_by_cluster
 
 CASES = [
     ((1, 1, 1), 1),

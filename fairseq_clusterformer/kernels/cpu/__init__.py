@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ...precision import at_least_float32
-from ..kernel import LOG2_E, Carry, Gradients, Kernel, empty_like
-from ..layout import TENSORS, Call
+from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, empty_like
 from .library import can_run, run, why_missing
 
 

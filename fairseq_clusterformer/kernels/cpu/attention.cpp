@@ -20,9 +20,8 @@
 
 #include "simd.h"
 
-// Absent tensors have no data. Of a query's softmax, `peak` is the
-// maximum of the logits in units of log 2, and `total` the sum of 2^(logit - peak): rounded less
-// than the log-sum-exp, from which the backward pass would make larger errors.
+// Absent tensors have no data. Of a query's softmax, `peak` is the maximum of the logits in units
+// of log 2, and `total` the sum of 2^(logit - peak): rounded less than the log-sum-exp.
 DECLARE(Problem,
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;

@@ -5,8 +5,8 @@
 
 #include "scores.h"
 
-// Absent tensors have no data. Tensors are [batch, heads, tokens]
-// and, of d_x, E; `clusters` has `probes` of these one after the other.
+// Absent tensors have no data. Tensors are [batch, heads, tokens] and, of d_x, E; `clusters` has
+// `probes` of these one after the other.
 DECLARE(Shares,
   Scores of;
   Tensor log_weights, explored, clusters, log_share, log_total, d_log_share, d_x;

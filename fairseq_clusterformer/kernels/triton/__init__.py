@@ -5,8 +5,7 @@ Its modules are imported by the first call, since not every machine has Triton.
 
 from torch import Tensor
 
-from ..kernel import Gradients, OneByOne
-from ..layout import Call
+from ..kernel import Call, Gradients, OneByOne
 
 WIDEST = 256
 """Width of the widest head that the kernels are made for."""

@@ -3,10 +3,9 @@ over tiles of keys (dk, dv, the bias's gradient).
 
 A program attends a tile of query slots to the key slots between the lowest and the highest that
 any of them sees. Kernels read the orders and store results at their tokens' own positions: nothing
-is gathered or scattered in memory, and weights never leave the chip. The backward pass computes
-them again from the log-sum-exp. Each number is written once, by one program: no atomics, and the
-same bits every time. Only where tokens stand in several key slots are dk and dv kept by slot, and
-added up afterwards.
+is gathered or scattered in memory. Each number is written once, by one program: no atomics, and
+the same bits every time. Only where tokens stand in several key slots are dk and dv kept by slot,
+and added up afterwards.
 """
 
 import torch
@@ -15,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...precision import at_least_float32
-from ..kernel import Carry, Gradients, empty_like
-from ..layout import Call, Layout
+from ..kernel import Call, Carry, Gradients, Layout, empty_like
 from .launch import (
     FORWARD,
     KEYS,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from ..layout import TENSORS, Call
+from ..kernel import TENSORS, Call
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 LOG2_E = tl.constexpr(1.4426950408889634)

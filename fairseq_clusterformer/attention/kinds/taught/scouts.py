@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ....clustering.shares import Scores
-from ....kernels import Layout, join, ranged_attention
+from ....kernels import Layout, join, ranged_attention, sort_by_cluster
 from ....kernels.cpu.library import can_run
-from ....kernels.layout import sort_by_cluster
 from ....precision import at_least_float32, full_float32
 from ...layout import recent_layouts
 from ...tokens import Batch, for_each
