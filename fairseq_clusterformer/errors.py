@@ -28,6 +28,11 @@ def bad_option(option: str, value: object, allowed: str, problem: str = "") -> U
     return UserError(f"{option} is {value}{problem and f': {problem}'}; allowed: {allowed}")
 
 
+def refused(option: str, value: object, allowed: str, problem: str = "") -> ValueError:
+    """The same, of models and their layers, which have no command line of their own."""
+    return ValueError(str(bad_option(option, value, allowed, problem)))
+
+
 def wrong(place: object, problem: object, allowed: str) -> UserError:
     """The one form of an error in a file."""
     return UserError(f"{place}: {problem}; allowed: {allowed}")
@@ -56,19 +61,13 @@ def no_file(path: Path) -> str:
 
 
 def check_no_pipes(option: str, folder: Path) -> None:
-    """Raise UserError if a folder, or one in it, has a pipe or a device in the place of a file,
-    which may never end."""
+    """Raise UserError if a folder, or one in it, has a pipe or a device, which may never end."""
     for file in (*folder.glob("*"), *folder.glob("*/*")):
         with suppress(OSError):
             mode = file.stat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 problem = f"{file.relative_to(folder)} is a pipe or a device, and no file"
                 raise bad_option(option, folder, "a folder of files", problem)
-
-
-def refused(option: str, value: object, allowed: str, problem: str = "") -> ValueError:
-    """The same, of models and their layers, which have no command line of their own."""
-    return ValueError(str(bad_option(option, value, allowed, problem)))
 
 
 def first_line(error: BaseException) -> str:

@@ -233,9 +233,8 @@ def whole_file(
         if keep and path.exists() and checksum(new) == checksum(path):
             return
         check_output(option, path, keep=keep, **how)  # again, since writing can take hours
-        name, journal = (
-            (".", new / JOURNAL) if new.is_dir() else (path.name, path.parent / JOURNAL)
-        )
+        name, folder = (".", new) if new.is_dir() else (path.name, path.parent)
+        journal = folder / JOURNAL
         mark = json.dumps({"name": name, "checksum": checksum(new), "recipe": recipe})
         with suppress(OSError):  # somebody else's folder: what is written is not known again
             if _is_own(journal):

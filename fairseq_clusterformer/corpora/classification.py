@@ -71,20 +71,14 @@ def prepare(
         options_and_sources, splits = recipe(), {}
         examples, counts = _tokenise(corpus, max_length, model)
         for folder, dealt in _deal(corpus, examples, shares, seed).items():
-            record = {
-                "folder": folder,
-                "classes": corpus.classes,
-                "tokenised": corpus.tokenised,
-                **_write_folder(
-                    corpus, examples, dealt, work / "texts", out / folder, model, vocabulary_size
-                ),
-                "parts": counts,
-                **options_and_sources,
-            }
+            about = {"folder": folder, "classes": corpus.classes, "tokenised": corpus.tokenised}
+            places = work / "texts", out / folder
+            facts = _write_folder(corpus, examples, dealt, *places, model, vocabulary_size)
+            record = about | facts | {"parts": counts} | options_and_sources
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
             if vocabulary:
                 shutil.copy(vocabulary.model, out / folder / TOKENIZER)
-            sizes = {split: each["examples"] for split, each in record["splits"].items()}
+            sizes = {split: each["examples"] for split, each in facts["splits"].items()}
             splits |= {folder: sizes} if folder else {s: {"examples": n} for s, n in sizes.items()}
         return {"splits": splits}
 

@@ -168,9 +168,8 @@ def _find_parts(source: Path) -> dict[str, tuple[Path, ...]]:
     if not source.is_dir():
         check_file("SOURCE", source, "a file, or a folder per label")
         return {"train": (source,)}
-    entries = [path for path in sorted(source.iterdir()) if not path.name.startswith(".")]
-    folders = tuple(path for path in entries if path.is_dir())
-    files = tuple(path for path in entries if path.is_file() and _suffix(path) in _READ)
+    folders = tuple(sorted(path for path in source.glob("[!.]*") if path.is_dir()))
+    files = tuple(path for path in visible(source.iterdir()) if _suffix(path) in _READ)
     for of_kind in (folders, files):
         parts = {part: tuple(p for p in of_kind if split_of(p) == part) for part in SPLITS}
         if parts["train"]:
@@ -190,7 +189,6 @@ def _suffix(path: Path) -> str:
 
 
 def _kind(path: Path) -> str:
-    """Return the form of a file."""
     if found := _SUFFIXES.get(_suffix(path)):
         return found
     return "tsv" if "\t" in next(read_lines(path), "") else "lines"

@@ -144,7 +144,6 @@ def _read_talks(path: Path) -> Iterator[str]:
 
 
 def _read_segments(path: Path) -> Iterator[str]:
-    """Yield the segments of an .xml or .sgm file."""
     for line in read_lines(path):
         if found := re.search(r"<seg [^>]*>\s*(.*?)\s*</seg>", line):
             yield found[1]

@@ -207,8 +207,7 @@ KNOWN = {
 def prepare_known(
     dest: Path, known: KnownText, source: Path | None = None, *, workers: int | None = None
 ) -> dict | None:
-    """Prepare a known corpus, from the folder `source` or downloaded, as `make_folder` does.
-    `workers`: processes; None: one for each core."""
+    """Prepare a known corpus, from the folder `source` or downloaded, as `make_folder` does."""
     form = "none"  # the published numbers are of its text as it is
 
     def build(work: Path, out: Path) -> dict:

@@ -39,8 +39,7 @@ def prepare(
     workers: int | None = None,
 ) -> dict | None:
     """Prepare `corpus` in the folder `dest`, as `make_folder` does. The options are those of
-    ``clusterformer prepare translation``; `bpe`, "subword_nmt" or "sentencepiece", is its
-    --vocabulary."""
+    ``clusterformer prepare translation``; `bpe`, with "_" for "-", is its --vocabulary."""
     pipeline = replace(corpus.pipeline, bpe=bpe)
     if bpe == "sentencepiece":
         pipeline = replace(pipeline, tokenizer="none", dash_splits=False, escape=False)
@@ -172,7 +171,6 @@ class _Job:
         model.unlink()
 
     def segment(self, tokens: Path, out: Path) -> None:
-        """Write the subwords of each split."""
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
             cleaned = {"train", *(split for split, files in self.corpus.own.items() if not files)}

@@ -31,8 +31,7 @@ def files_of_splits(
     patterns: Sequence[str],
     option: str = "--source",
 ) -> Files:
-    """Take the files of each split out, or those found in a source by its patterns; raises
-    UserError if there are none, or one is missing."""
+    """Take out the files of each split, or take those found in a source; UserError: none at all."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:

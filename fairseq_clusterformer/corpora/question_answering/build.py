@@ -124,14 +124,12 @@ def prepare(
     def build(work: Path, out: Path) -> dict:
         model, _ = make_part(work, "model", build_model)
         copy_part(model, out)
-        made = {}
+        record = {"splits": {}, "dropped": {}}
         for split in splits:
-            part, made[split] = make_part(work, split, partial(build_split, split, model))
+            part, made = make_part(work, split, partial(build_split, split, model))
             copy_part(part, out)
-        return {
-            "splits": {split: each["counts"] for split, each in made.items()},
-            "dropped": {split: each["dropped"] for split, each in made.items()},
-        }
+            record["splits"][split], record["dropped"][split] = made["counts"], made["dropped"]
+        return record
 
     return make_folder(dest, recipe, build, force)
 

@@ -126,9 +126,8 @@ def _answers(item: Mapping) -> Iterator[tuple[str, int, int | None]]:
 
 
 def babi(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of a task's file (Weston et al. 2015): each question with what its story
-    said before it. An answer other than yes and no is searched in the sentences that support it,
-    then in the whole story."""
+    """Yield the records of a task's file (Weston et al. 2015): each question with its story so far.
+    An answer but yes and no is searched in the sentences that support it, then in all of them."""
 
     def to_record(item: Mapping) -> Record:
         text, sentences, numbers = "", [], {}
