@@ -31,7 +31,7 @@ def files_of_splits(
     patterns: Sequence[str],
     option: str = "--source",
 ) -> Files:
-    """Take out the files of each split, or take those found in a source; UserError: none at all."""
+    """Take out the files of each split, or take those found in a source; UserError: no file."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}
     splits = {split: [p.absolute() for p in paths] for split, paths in splits.items() if paths}
     if not splits:

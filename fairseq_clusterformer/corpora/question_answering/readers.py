@@ -126,7 +126,7 @@ def _answers(item: Mapping) -> Iterator[tuple[str, int, int | None]]:
 
 
 def babi(path: Path, drops: Drops) -> Iterator[Record]:
-    """Yield the records of a task's file (Weston et al. 2015): each question with its story so far.
+    """Yield the records of a task's file (Weston et al. 2015): each question with its story.
     An answer but yes and no is searched in the sentences that support it, then in all of them."""
 
     def to_record(item: Mapping) -> Record:

@@ -163,9 +163,8 @@ class Drops:
 
     def summary(self) -> str:
         """One line: why and where the first was left out, and how many more were."""
-        reason = next(iter(self.counts))
-        first = " ".join(self.examples[reason][0].splitlines())
-        others = self.counts.total() - 1
+        reason, (first, *_) = next(iter(self.examples.items()))
+        first, others = " ".join(first.splitlines()), self.counts.total() - 1
         return f"left out: {reason}: {first}" + (f"; and {others:,} more" if others else "")
 
     def __str__(self) -> str:
