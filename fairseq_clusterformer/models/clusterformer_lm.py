@@ -72,7 +72,7 @@ class LanguageModelOptions(ClusteringOptions):
         choices=(*utils.get_available_activation_fns(), "swish", "swiglu"),
     )
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
-    rotary_scaling: str = option("", "slower rotary positions (Llama 3): FACTOR,LOW,HIGH,TOKENS")
+    rotary_scaling: str = option("", "slower rotary positions of Llama 3: FACTOR,LOW,HIGH,TOKENS")
     output_bias: bool = option(False, "add a bias to the logits")
     separate_documents: bool = option(
         False,
