@@ -218,8 +218,7 @@ def decode(
 ) -> Tensor:
     """Features [B, n, D] of n more tokens, int64 [B, n], which the cache then holds; read one by
     one where documents are kept apart. Each row counts its own real tokens, unlike in fairseq's
-    step: one padded on the left is the row alone. Raises ValueError: the decoder sees the
-    future."""
+    step: one padded on the left is the row alone. ValueError: a decoder that sees the future."""
     padding, seen = tokens.eq(decoder.padding_idx), cache.state.setdefault("seen", {})
     # Avoid a device sync: on a GPU it would cost more than a step.
     padded = tokens.is_cuda or any_padding(padding) is not None

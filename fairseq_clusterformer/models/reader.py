@@ -70,7 +70,7 @@ def check_padding(question_tokens: Tensor, document_tokens: Tensor, padding_idx:
 class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
     """RoBERTa's layers, most of them over windows, some across them.
 
-    A layer is a sliding-window layer (eq. 2 and 3), or one of ``cluster_layers``, numbers from 1:
+    A layer is a sliding-window layer (eq. 2 and 3), or one of ``cluster_layers``, never the first:
     that takes each token once, and the question's states of every window (eq. 4), and puts them
     back where they were (eq. 9). They attend as the plan says; where ``cluster_attention`` is
     "window", they are sliding-window layers too; where it is "strided", tokens see those of the
