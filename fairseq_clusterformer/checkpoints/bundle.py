@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fairseq_clusterformer import __version__, errors
-from fairseq_clusterformer.data import RECORD, TOKENIZER
+from fairseq_clusterformer.data import RECORD
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, read_json, reading
 from fairseq_clusterformer.outputs import whole_folder
 
@@ -44,7 +44,7 @@ _TYPES = {"cfg": dict, "shared": dict, "namespaces": list, "updates": int}
 #: what a model reads from its data folder, whatever its task
 _FILES = ("dict*.txt", "input?/dict.txt", "label/dict.txt", "data.json")
 _FILES += ("tokenizer.json", "tokenizer.target.json", "sentencepiece.model", "encoder.json")
-_FILES += ("vocab.bpe", CALIBRATION)
+_FILES += ("vocab.bpe", "bpe.codes", CALIBRATION)
 #: and what transformers' tokenizer reads, such as the template of a chat
 CHAT_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SECTIONS = ("model", "task", "criterion", "dataset", "generation", "bpe", "tokenizer")
@@ -207,8 +207,6 @@ def copy_recipe(source: Path, folder: Path) -> None:
         check_inside(source / RECORD, source)
         with reading(source / RECORD, "what a prepare command wrote"):
             recipe = read_json(source / RECORD)["recipe"]
-            if recipe.get("bpe_model", TOKENIZER) != TOKENIZER:
-                raise ValueError(f"of an older version, with {recipe['bpe_model']}")
         text = json.dumps({"recipe": recipe}, indent=1) + "\n"
         (folder / RECORD).write_text(text, encoding="utf-8")
 

@@ -148,6 +148,18 @@ class Example:
         return cls(question, document, places, *parts, long, known, YES_NO[yes_no], outline)
 
 
+def _older(spans: Tensor, structure: Tensor) -> Tensor:
+    """An item of the structure, of the two that an older version wrote."""
+    answerable, yes_no, *counts = spans[:5].tolist()
+    places = spans[5:].split([counts[0], 2 * counts[1], counts[2]])
+    sentences, facts, candidates, right, mentions = structure[:5].tolist()
+    known = [2 * sentences, max(facts, 0), 3 * mentions, candidates]
+    *outline, sizes, names = structure[5:].split([*known, len(structure) - 5 - sum(known)])
+    head = spans.new_tensor([answerable, yes_no, facts >= 0, right])
+    lists = [head, *places, *outline, *names.split(sizes.tolist())]
+    return torch.cat([spans.new_tensor([len(lists), *map(len, lists)]), *lists])
+
+
 class QAWriter(RecordWriter):
     """Writes the files of a split, in a ``with`` statement, for a ``dict.txt`` of a size."""
 
@@ -165,7 +177,8 @@ class QAData(RecordData):
     """The questions of a split; see :class:`RecordData`."""
 
     def __init__(self, folder: Path | str, split: str) -> None:
-        super().__init__(folder, split, PARTS, "clusterformer prepare qa")
+        older = ["spans"] if Path(folder, f"{split}.spans.idx").is_file() else []
+        super().__init__(folder, split, [*PARTS, *older], "clusterformer prepare qa")
         self.question_sizes = self._parts["question"].sizes  # in tokens, [len(self)]
         self.whole, self.numbers = self, np.arange(len(self))  # as of `WindowData`
 
@@ -173,7 +186,10 @@ class QAData(RecordData):
         if not 0 <= index < len(self):
             raise IndexError(f"question {index} of {len(self)}")
         with self.reading(index):
-            example = Example.of(*(self._parts[part][index].long() for part in PARTS))
+            *tokens, item = (self._parts[part][index].long() for part in PARTS)
+            if "spans" in self._parts:
+                item = _older(self._parts["spans"][index].long(), item)
+            example = Example.of(*tokens, item)
             places = torch.cat([example.paragraph_starts, example.answers.flatten()])
             if len(places) and not 0 <= places.min() <= places.max() <= len(example.document):
                 raise ValueError("a paragraph or an answer outside of its document")

@@ -22,7 +22,8 @@ from .characters import READ_FORM, byte_symbols, form_of, letters_of_bytes, with
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-MODEL = "sentencepiece.model"  # until it is made a ``tokenizer.json``
+#: what is made a ``tokenizer.json``; a folder of an older version has one of these instead
+MODEL, CODES = "sentencepiece.model", "bpe.codes"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 
 #: what stands for fairseq's special symbols: the first that a tokenizer has
@@ -230,6 +231,8 @@ def _spelled(token: str, model: dict, letters: dict[str, int]) -> tuple[str, byt
 
 def load(path: Path) -> Subwords:
     """The model of a folder of GPT-2's files or of a file; ValueError or UserError: it is none."""
+    if path.name == CODES:
+        return Subwords(formats.codes(path))
     if path.is_dir():
         return Subwords(formats.gpt2(path), numbers=True)
     return Subwords(path if path.suffix == ".json" else formats.pieces(path))

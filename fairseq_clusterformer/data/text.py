@@ -57,7 +57,8 @@ class TextPipeline:
             wrong = [name for name, value in values.items() if type(value) is not kinds[name]]
             if wrong or [*map(type, languages)] != [str] * 2:
                 raise ValueError(f"{wrong or ['languages']} of other types")
-            return cls(model=folder / TOKENIZER, **values)
+            # "bpe_model" names the file of a folder that an older version made
+            return cls(model=folder / Path(recipe.get("bpe_model", TOKENIZER)).name, **values)
         except (OSError, ValueError, LookupError, TypeError, UserError) as error:
             allowed = "a folder that `clusterformer prepare translation` made"
             problem = f"no text pipeline in its {RECORD} ({type(error).__name__}: {error})"
@@ -121,14 +122,14 @@ class TextPipeline:
     @cached_property  # a process may need none
     def _models(self) -> "list[Subwords]":
         """Of the first language and of the second."""
-        from .subwords import Subwords
+        from .subwords import load
 
         if self.model is None or not self.model.is_file():
             allowed = f"the {TOKENIZER} of a prepared folder"
             raise bad_option("the subword model", self.model, allowed, "no such file")
         own = self.model.with_name(TARGETS_OWN)
-        first = Subwords(self.model)
-        return [first, Subwords(own) if own.is_file() else first]
+        first = load(self.model)
+        return [first, load(own) if own.is_file() else first]
 
 
 @cache

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizer
 
 from fairseq_clusterformer.data import RECORD, TOKENIZER
 from fairseq_clusterformer.data.formats import GPT2_FILES
-from fairseq_clusterformer.data.subwords import Subwords, load_prepared
+from fairseq_clusterformer.data.subwords import CODES, MODEL, Subwords, load_prepared
 from fairseq_clusterformer.data.text import TARGETS_OWN, TextPipeline
 from fairseq_clusterformer.data.tokenizer_json import make
 from fairseq_clusterformer.errors import read_json, reading
@@ -80,6 +80,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
         "recipe": RECORD,  # what was done to the text
         "own": "subwords.json",  # the data folder's ``tokenizer.json``, by its own numbers
         "target_own": TARGETS_OWN,
+        "pieces": MODEL,  # of a data folder of an older version, as the next
+        "codes": CODES,
         "encoder": GPT2_FILES[0],
         "merges": GPT2_FILES[1],
     }
@@ -106,7 +108,8 @@ class ClusterformerTokenizer(PreTrainedTokenizer):
     @cached_property
     def pipeline(self) -> TextPipeline:
         """Of the two languages."""
-        return replace(TextPipeline.from_folder(self.folder), model=self.folder / "subwords.json")
+        found, own = TextPipeline.from_folder(self.folder), self.folder / "subwords.json"
+        return replace(found, model=own) if own.is_file() else found
 
     @cached_property
     def subwords(self) -> Subwords:

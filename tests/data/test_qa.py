@@ -4,9 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from fairseq_clusterformer.data.qa import QAData, QAWriter
+from fairseq_clusterformer.data.qa import PARTS, YES_NO, QAData, QAWriter
+from fairseq_clusterformer.data.stored import RecordWriter
 from fairseq_clusterformer.errors import UserError
 from tests.data.questions import NOTHING, OUTLINE, TEXTS, example
 
@@ -37,6 +40,29 @@ def test_what_is_written_is_read(folder):
         assert data.texts(i) == TEXTS | {"id": f"q{i}"}
     with pytest.raises(IndexError, match="question 6 of 6"):
         data[6]
+
+
+def test_what_an_older_version_wrote_is_read(tmp_path):
+    def joined(*lists) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(numbers).flatten() for numbers in lists])
+
+    dtypes = dict.fromkeys((*PARTS, "spans"), np.int32)
+    with RecordWriter(tmp_path, "valid", dtypes) as writer:
+        for one in EXAMPLES:
+            outline, facts, names = one.outline, one.outline.supporting, one.outline.names
+            numbers = len(outline.sentences), -1 if facts is None else len(facts), len(names)
+            head = [
+                *numbers,
+                -1 if outline.right is None else outline.right,
+                len(outline.mentions),
+            ]
+            known = [outline.sentences, [] if facts is None else facts, outline.mentions]
+            structure = joined(head, *known, [len(name) for name in names], *names)
+            answerable = -1 if one.answerable is None else one.answerable
+            parts = one.paragraph_starts, one.answers, one.long_answers
+            spans = joined([answerable, YES_NO.index(one.yes_no), *map(len, parts)], *parts)
+            writer.write([*one.items()[:3], structure, spans], TEXTS)
+    assert [*map(repr, QAData(tmp_path, "valid"))] == [*map(repr, EXAMPLES)]
 
 
 def test_tokens_are_text(folder):

@@ -26,6 +26,9 @@ def test_pipeline_there_and_back(tmp_path, options, lang, line, tokens, back):
     (tmp_path / "bpe.codes").write_text("#version: 0.2\no l\nol d</w>\n")
     formats.codes(tmp_path / "bpe.codes").save(str(tmp_path / "tokenizer.json"))
     text = TextPipeline(LANGUAGES, model=tmp_path / "tokenizer.json", **options)
+    older = {"recipe": {**text.recipe(), "bpe_model": "bpe.codes"}}  # of an earlier version
+    (tmp_path / "prepared.json").write_text(json.dumps(older))
+    assert TextPipeline.from_folder(tmp_path).encode(line, lang) == text.encode(line, lang)
     if options == {"tokenizer": "none"}:
         tokens = "Ein Käse, ja."
     assert text.tokens(line, lang) == tokens
