@@ -227,11 +227,11 @@ def test_links_out_of_a_data_folder_are_not_followed(name, checkpoint, byte_data
     assert not (tmp_path / "out").exists()
 
 
-def test_subwords_of_an_older_version_are_not_lost_in_silence(checkpoint, byte_data, tmp_path):
+def test_subwords_of_an_older_version_are_in_the_bundle(checkpoint, byte_data, tmp_path):
     shutil.copytree(byte_data, data := tmp_path / "data")
-    (data / "prepared.json").write_text('{"recipe": {"bpe_model": "bpe.codes"}}')
-    with pytest.raises(UserError, match=r"prepared.json: .*of an older version, with bpe.codes"):
-        write_bundle(load_checkpoint(checkpoint, data=data), tmp_path / "out")
+    (data / "bpe.codes").write_text("#version: 0.2\n")
+    write_bundle(load_checkpoint(checkpoint, data=data), tmp_path / "out")
+    assert (tmp_path / "out" / "bpe.codes").read_text() == "#version: 0.2\n"
 
 
 @pytest.mark.parametrize(
