@@ -1,9 +1,8 @@
 """Answer texts compared: normalisation, exact match and F1 over words, several gold answers.
 
-Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate` as it is, TriviaQA with
-``normalise=normalise_triviaqa``, SQuAD 2.0, where many questions have no answer, by
-:func:`evaluate_v2`, and answers with the sentences that support them by
-:func:`evaluate_hotpotqa`; all as the data sets' own scripts have it.
+Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate`, TriviaQA too, with
+``normalise=normalise_triviaqa``; SQuAD 2.0, where many questions have no answer, by
+:func:`evaluate_v2`; and HotpotQA by :func:`evaluate_hotpotqa`. All do as the data sets' scripts.
 """
 
 import re
