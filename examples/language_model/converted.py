@@ -95,7 +95,7 @@ def compared(args: Namespace) -> dict[str, dict]:
     """The numbers of each model, by the options of the command."""
     how = {"task": "language_modeling"}
     with ExitStack() as stack:
-        path, _ = stack.enter_context(as_checkpoint(args.dense, None))
+        path = stack.enter_context(as_checkpoint(args.dense))
         models = {"dense": load_checkpoint(path, option="--dense", **how)}
         models["converted"] = load_checkpoint(args.checkpoint, option="CHECKPOINT", **how)
         keys, sinks = keys_of(models["converted"].model)

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     for length in args.lengths:
         if not 3 <= length <= most:
             raise bad_option("--lengths", length, f"3 to {most}, the converted model's")
-    with as_checkpoint(args.dense, None) as (path, _):
+    with as_checkpoint(args.dense) as path:
         given = load_checkpoint(path, task="masked_lm", option="--dense")
         dictionary = given.task.source_dictionary
         if dictionary.symbols != converted.task.source_dictionary.symbols:

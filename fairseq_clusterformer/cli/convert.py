@@ -113,8 +113,8 @@ def main(arguments: Sequence[str]) -> int:
         allowed += f"--tokenizer {args.checkpoint / 'tokenizer.json'}"
         problem = "a folder of transformers has no texts"
         raise bad_option("--text", "not given", allowed, problem)
-    with as_checkpoint(args.checkpoint, args.data) as (checkpoint, data):
-        loaded = load_checkpoint(checkpoint, data=data, task=TASKS, option="CHECKPOINT")
+    with as_checkpoint(args.checkpoint) as checkpoint:
+        loaded = load_checkpoint(checkpoint, data=args.data, task=TASKS, option="CHECKPOINT")
         loaded = replace(loaded, path=args.checkpoint)
         plan = _plan(args, loaded)
         check(loaded, plan)

@@ -16,16 +16,16 @@ def is_folder(path: Path) -> bool:
 
 
 @contextmanager
-def as_checkpoint(path: Path, data: Path | None) -> Iterator[tuple[Path, Path | None]]:
-    """A checkpoint or bundle, and the data folder that was given; of a folder of transformers a
-    bundle, which is there as long as the context. Raises as :func:`as_bundle` does."""
+def as_checkpoint(path: Path) -> Iterator[Path]:
+    """A checkpoint or bundle as it is; of a folder of transformers a bundle, which is there as
+    long as the context. Raises as :func:`as_bundle` does."""
     if not is_folder(path):
-        yield path, data
+        yield path
         return
     with tempfile.TemporaryDirectory() as work:
         bundle = as_bundle(path, Path(work) / "bundle")
         try:
-            yield bundle, data
+            yield bundle
         except UserError as error:  # which names what the user gave
             raise UserError(str(error).replace(str(bundle), str(path))) from None
 
