@@ -2,8 +2,7 @@
 at a time, and never over what is the user's.
 
 What this program wrote has a mark, a line in a hidden file ``.clusterformer``: of a file, in its
-folder; of a folder, in itself. It has a name, a checksum and, where it takes long to make, what
-that was made from. What was changed since is the user's.
+folder; of a folder, in itself. What was changed since is the user's.
 
 An output is made in a working folder, which a lock keeps for one run, and is renamed to its place.
 A run that was killed leaves its working folder, known by the lock; the next one clears it.

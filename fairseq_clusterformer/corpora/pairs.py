@@ -77,14 +77,9 @@ def own_pairs(
         given = {split: pairs(split) for split in ("valid", "test", "train")}
         return given | (draw_pairs(partial(pairs, "train"), drawn) if drawn else {})
 
-    return ParallelCorpus(
-        "text",
-        TextPipeline(languages, lowercase=lowercase),
-        {"test": "test"},
-        Cleaning("subwords", 250, 9),
-        read=read,
-        own={split: list(chain.from_iterable(parts)) for split, parts in found.items()},
-    )
+    pipeline, cleaning = TextPipeline(languages, lowercase=lowercase), Cleaning("subwords", 250, 9)
+    own = {split: list(chain.from_iterable(parts)) for split, parts in found.items()}
+    return ParallelCorpus("text", pipeline, {"test": "test"}, cleaning, read=read, own=own)
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
