@@ -48,8 +48,7 @@ def _import(execute, module: ModuleType) -> None:
 
 
 class _Later(ModuleType):
-    """Stands for a module, and its members for theirs. A function that is taken from it imports
-    the module when called."""
+    """Stands for a module, or for a function of one, which imports the module when called."""
 
     def __getattr__(self, name: str) -> "_Later":
         if name.startswith("__"):

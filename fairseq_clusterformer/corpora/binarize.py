@@ -31,8 +31,7 @@ def write_dataset(
     items: FileItems,
     workers: int | None = 1,
 ) -> dict[str, dict[str, int]]:
-    """Write ``dict.txt``, and the .bin and .idx of each split from its text file; return the
-    number of tokens and items of each split. `workers` as `parallel` takes them."""
+    """Write ``dict.txt``, and .bin and .idx of each split's text; return their tokens and items."""
     dictionary.save(str(out / "dict.txt"))
     dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
     code = partial(_coded, items.code, dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_clusterformer.data import TOKENIZER
-from fairseq_clusterformer.data.characters import FORM
+from fairseq_clusterformer.data.characters import FORM, READ_FORM
 from fairseq_clusterformer.errors import bad_option, reading
 from fairseq_clusterformer.outputs import digest
 
@@ -37,16 +37,10 @@ class Vocabulary:
         }
 
     def write(
-        self,
-        out: Path,
-        text: Path,
-        *,
-        words: Iterable[str] = (),
-        kind: str = "text",
-        form: str = FORM,
+        self, out: Path, text: Path, *, words: Iterable[str] = (), kind: str = "text"
     ) -> None:
         """Copy the model or train it on `text`, where each of `words` becomes a piece; write its
-        ``tokenizer.json`` and ``dict.txt``. `kind` and `form` are as of `tokenizer_json.make`."""
+        ``tokenizer.json`` and ``dict.txt``. `kind` is as of `tokenizer_json.make`."""
         from fairseq.data import Dictionary
 
         from fairseq_clusterformer.data.formats import GPT2_FILES
@@ -55,7 +49,7 @@ class Vocabulary:
 
         from .binarize import symbol_dictionary, train_sentencepiece
 
-        given = self.model or out / MODEL
+        given, form = self.model or out / MODEL, READ_FORM if kind == "reader" else FORM
         if self.train:
             how = {"words": words, "at_most": self.at_most, "form": form}
             train_sentencepiece([text], self.train, given, **how)

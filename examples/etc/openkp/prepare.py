@@ -77,7 +77,7 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
                 for page in pages("train", Drops()):
                     words = page["text"].split(" ")
                     file.writelines(" ".join(words[i:j]) + "\n" for i, j in page["nodes"])
-        vocabulary.write(out, text, kind="reader", form=READ_FORM)
+        vocabulary.write(out, text, kind="reader")
         dictionary, model = load_dictionary(out), load_prepared(out)
         to_index = [dictionary.index(symbol) for symbol in model.symbols]
         encoded, dtype = partial(encode, model=model, to_index=to_index), best_fitting_int_dtype

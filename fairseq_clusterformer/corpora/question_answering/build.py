@@ -57,8 +57,7 @@ def prepare(
     force: bool = False,
 ) -> dict | None:
     """Prepare the files of `splits`, each with its reader, in the folder `dest`, as `make_folder`
-    does. With `titles`, each paragraph's title stands before its text; `options` are of the
-    corpus, for ``prepared.json``. Raises UserError for a file without a question of use."""
+    does; `options` are for ``prepared.json``. Raises UserError for a split without a question."""
 
     def recipe() -> dict:
         return {
@@ -87,7 +86,7 @@ def prepare(
                 raise UserError("train has no question to learn subwords from; allowed: one")
         if vocabulary.whole_words:
             words.update(re.findall(r"\w+", composed(text.read_text("utf-8"), READ_FORM)))
-        vocabulary.write(out, text, words=sorted(words), kind="reader", form=READ_FORM)
+        vocabulary.write(out, text, words=sorted(words), kind="reader")
         return {}
 
     def build_split(split: str, model: Path, _work: Path, out: Path) -> dict:

@@ -74,8 +74,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """A question with everything that it can be answered from. Raises `Unusable` if the parts do
-    not fit together."""
+    """A question with what it can be answered from; raises `Unusable` if the parts do not fit."""
 
     id: str  # in the corpus's own files
     question: str
