@@ -31,7 +31,7 @@ def write_dataset(
     items: FileItems,
     workers: int | None = 1,
 ) -> dict[str, dict[str, int]]:
-    """Write ``dict.txt``, and .bin and .idx of each split's text; return their tokens and items."""
+    """Write ``dict.txt``, .bin and .idx of each split's text; return their tokens and items."""
     dictionary.save(str(out / "dict.txt"))
     dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
     code = partial(_coded, items.code, dtype)

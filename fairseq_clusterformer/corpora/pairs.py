@@ -60,7 +60,7 @@ class ParallelCorpus:
 def own_pairs(
     languages: tuple[str, str], files: dict[str, Sequence[Path]], lowercase: bool = False
 ) -> ParallelCorpus:
-    """Return a corpus of the user's own pairs; without files, valid and test are drawn of train."""
+    """Return a corpus of the user's own pairs; without files, splits are drawn from train."""
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")
     found = {
