@@ -30,8 +30,6 @@ class LabelledText(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledCorpus:
-    """A data set to prepare."""
-
     name: str  # as in the command
     labels: dict[str, str]  # the class of each label in its files, in order; none: numbers
     files: dict[str, tuple[Path, ...]]  # of "train", "valid" and "test", some of these, or "all"

@@ -35,8 +35,6 @@ class Cleaning:
 
 @dataclass(frozen=True)
 class ParallelCorpus:
-    """A corpus to prepare."""
-
     name: str
     pipeline: TextPipeline  # what is done to its text, and its languages; without a model
     test_sets: dict[str, str]  # the names of "test", "test1"...

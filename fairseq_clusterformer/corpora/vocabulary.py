@@ -13,11 +13,9 @@ from fairseq_clusterformer.outputs import digest
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which subwords: an existing model, or the size of one to train on the training split."""
-
     #: a folder with GPT-2's files, a sentencepiece model or a ``tokenizer.json``
     model: Path | None = None
-    train: int | None = None  # the number of pieces of a sentencepiece model
+    train: int | None = None  # the pieces of a sentencepiece model to train on train
     at_most: bool = False  # train fewer pieces, if the text gives no more
     dictionary: Path | None = None  # of fairseq's format; None: all symbols of the model
     whole_words: bool = False  # each word is a piece: for languages of few words

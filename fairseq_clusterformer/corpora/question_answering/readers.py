@@ -168,9 +168,8 @@ def _babi_lines(path: Path) -> Items:
         yield f"{path}: line {line_number:,}", item
 
 
-# Cloze questions, made from plain text, to train a reader before it has real questions. A name or
-# a number that stands in two sentences of a passage is a possible answer. One of these sentences
-# is the question, with "what" in its place; the rest of the passage is the document
+# Cloze questions, to train a reader before it has real ones: "what" is in the place of a name or a
+# number that stands elsewhere in the passage too; the rest of the passage is the document
 
 MASK = "what"
 _SHORTEST, _LONGEST = 40, 200  # words of a passage: a line, or some that follow each other
