@@ -20,25 +20,10 @@ from urllib.parse import parse_qs, urlsplit
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
 from fairseq_clusterformer.corpora.files import members
+from fairseq_clusterformer.corpora.question_answering import records
 from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
 from fairseq_clusterformer.corpora.question_answering.readers import question_record
-from fairseq_clusterformer.corpora.question_answering.records import (
-    Drops,
-    GoldAnswer,
-    Paragraph,
-    Record,
-    Unusable,
-    convert,
-    distant_record,
-    foreign,
-    get,
-    in_sentences,
-    json_file,
-    json_lines,
-    json_list,
-    parse_json,
-    sentences_of,
-)
+from fairseq_clusterformer.corpora.question_answering.records import Record, Unusable, foreign, get
 
 NAME = "python examples/question_answering/prepare.py"
 #: in simplified Natural Questions, <P>, </Table>, <Th_colspan="2"> are among the words
@@ -48,7 +33,7 @@ _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
 # Passages that a search found; answers are searched in them
 
 
-def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[Record]:
+def quasar_t(path: Path, drops: records.Drops, *, contexts: str = "short") -> Iterator[Record]:
     """Yield the records of a file ``questions/SPLIT_questions.json.gz``, in the order of their
     passages, ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``) next to that folder."""
     name = path.name.replace("_questions", "_contexts")
@@ -56,7 +41,7 @@ def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[R
     if "_questions" not in path.name or not passages.is_file():
         raise foreign(path, f"questions/..._questions.json(.gz), and its passages: {passages}")
     questions, used = {}, set()
-    for place, item in json_lines(path, drops):
+    for place, item in records.json_lines(path, drops):
         with drops.at(place):
             questions[get(item, "uid")] = get(item, "question"), get(item, "answer")
 
@@ -67,35 +52,34 @@ def quasar_t(path: Path, drops: Drops, *, contexts: str = "short") -> Iterator[R
         question, answer = questions[id_]
         used.add(id_)
         texts = (text for _score, text in get(item, "contexts", list))
-        found = [Paragraph("", text) for text in texts if text.strip()]
-        return distant_record(id_, question, found, [answer])
+        found = [records.Paragraph("", text) for text in texts if text.strip()]
+        return records.distant_record(id_, question, found, [answer])
 
-    yield from convert(json_lines(passages, drops), to_record, drops)
+    yield from records.convert(records.json_lines(passages, drops), to_record, drops)
     for id_ in questions.keys() - used:
         drops.add(f"{passages}: {id_}", "question without passages")
 
 
-def searchqa(path: Path, drops: Drops) -> Iterator[Record]:
+def searchqa(path: Path, drops: records.Drops) -> Iterator[Record]:
     """Yield the records of a split: one JSON file an item, in a folder, .tar(.gz) or .zip."""
 
     def to_record(data: bytes) -> Record:
-        item = parse_json(data)
+        item = records.parse_json(data)
         id_ = str(get(item, "id", (int, str)))
-        snippets = [
-            Paragraph(str(result.get("title") or ""), result["snippet"])
-            for result in get(item, "search_results", list)
-            if isinstance(result, Mapping) and str(result.get("snippet") or "").strip()
-        ]
-        return distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
+        results = (each for each in get(item, "search_results", list) if isinstance(each, Mapping))
+        results = (each for each in results if str(each.get("snippet") or "").strip())
+        shown = ((str(each.get("title") or ""), each["snippet"]) for each in results)
+        snippets = [records.Paragraph(*each) for each in shown]
+        return records.distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
 
     found = members(path, lambda name: name.endswith(".json"))
     items = ((f"{path}: {name}", data) for name, data in found)
     if (first := next(items, None)) is None:
         raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
-    return convert(chain([first], items), to_record, drops)
+    return records.convert(chain([first], items), to_record, drops)
 
 
-def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
+def triviaqa(path: Path, drops: records.Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
     Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. Each line is a
     paragraph. In the domain Web, whose script wants an answer from each, each document of a
@@ -115,7 +99,7 @@ def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
         folder, name = Path(folder), f"{path.parent.name}/{path.name}"
         if archive:
             unpack({name})
-        content = json_file(folder / name)
+        content = records.json_file(folder / name)
         if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
             raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
         wanted, items = set(), []
@@ -128,7 +112,7 @@ def triviaqa(path: Path, drops: Drops) -> Iterator[Record]:
             items += [(f"{path}: Data {i}", (folder, item, number)) for number in apart]
         if archive:
             unpack(wanted)
-        yield from convert(items, _trivia_record, drops)
+        yield from records.convert(items, _trivia_record, drops)
 
 
 def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
@@ -156,27 +140,27 @@ def _trivia_record(given: tuple[Path, Mapping, int | None]) -> Record:
             raise Unusable("not UTF-8", name) from None
         except OSError:
             raise Unusable("no evidence", f"{name} is missing") from None
-        paragraphs += [Paragraph(title, line.strip()) for line in lines if line.strip()]
+        paragraphs += [records.Paragraph(title, line.strip()) for line in lines if line.strip()]
     if "Answer" not in item:
         return Record(id_, question, tuple(paragraphs), answerable=None)
     answer = get(item, "Answer", dict)
     human = answer.get("HumanAnswers") or []
     names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
     texts = [*get(answer, "NormalizedAliases", list), *human]
-    return distant_record(id_, question, paragraphs, names, texts=texts)
+    return records.distant_record(id_, question, paragraphs, names, texts=texts)
 
 
 # Natural Questions, and QED, questions of it whose paragraph is known
 
 
-def natural_questions(path: Path, drops: Drops) -> Iterator[Record]:
+def natural_questions(path: Path, drops: records.Drops) -> Iterator[Record]:
     """Yield the records of a .jsonl(.gz), simplified or in full, or of all of a folder. The
     paragraphs are the long answer candidates on top level, in words without markup; one within
     another (a row of a table) counts as the one around it. A question is answerable if two
     annotators (in the training data, the only one) gave a long answer, or a short one."""
     files = [path] if not path.is_dir() else sorted(path.glob("*.jsonl*"))
-    lines = (line for file in files for line in json_lines(file, drops))
-    return convert(lines, _nq_record, drops)
+    lines = (line for file in files for line in records.json_lines(file, drops))
+    return records.convert(lines, _nq_record, drops)
 
 
 def _nq_record(item: Mapping) -> Record:
@@ -212,7 +196,7 @@ def _nq_record(item: Mapping) -> Record:
                 return index
         raise Unusable("answer not in a candidate", f"tokens {start} to {end}")
 
-    def answer(start: int, end: int) -> GoldAnswer:
+    def answer(start: int, end: int) -> records.GoldAnswer:
         paragraph = paragraphs[index := around(start, end)]
         own = [k for k, token in enumerate(paragraph.tokens) if start <= token < end]
         if not own:
@@ -220,7 +204,7 @@ def _nq_record(item: Mapping) -> Record:
         words = paragraph.text.split(" ")
         text = " ".join(words[own[0] : own[-1] + 1])
         first = sum(len(word) + 1 for word in words[: own[0]])
-        return GoldAnswer(index, first, first + len(text), text)
+        return records.GoldAnswer(index, first, first + len(text), text)
 
     paragraphs, long, short, yes_no = [], [], [], []
     for candidate in get(item, "long_answer_candidates", list):
@@ -231,7 +215,7 @@ def _nq_record(item: Mapping) -> Record:
             numbers = tuple(i for i in numbers if " " not in tokens[i])
             text = " ".join(tokens[i] for i in numbers)
             if text.strip():
-                paragraphs.append(Paragraph(title, text, (start, end), numbers))
+                paragraphs.append(records.Paragraph(title, text, (start, end), numbers))
     if not paragraphs:
         raise Unusable("empty document")
     annotations = get(item, "annotations", list) if "annotations" in item else []
@@ -258,7 +242,7 @@ def _nq_record(item: Mapping) -> Record:
     )
 
 
-def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
+def qed(path: Path, drops: records.Drops, *, paragraphs: int = 1) -> Iterator[Record]:
     """Yield the records of QED's jsonlines. Of the `paragraphs` of a document, others are of other
     questions, in an order drawn by the question's id."""
 
@@ -273,13 +257,13 @@ def qed(path: Path, drops: Drops, *, paragraphs: int = 1) -> Iterator[Record]:
         found["id"] = get(item, "example_id", (int, str))
         return question_record(found | {"answers": answers}, drops)
 
-    records = convert(json_lines(path, drops), to_record, drops)
+    found = records.convert(records.json_lines(path, drops), to_record, drops)
     if paragraphs == 1:
-        yield from records
+        yield from found
         return
-    records = list(records)
-    pool = list(dict.fromkeys(record.paragraphs[0] for record in records))
-    for record in records:
+    found = list(found)
+    pool = list(dict.fromkeys(record.paragraphs[0] for record in found))
+    for record in found:
         draw, (own,) = random.Random(record.id), record.paragraphs
         chosen = draw.sample(pool, min(paragraphs, len(pool)))
         chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
@@ -297,16 +281,17 @@ Part = tuple[str, str, list[tuple[int, int]]]
 
 
 def several_hops(
-    path: Path, drops: Drops, *, pool: Path | None = None, distractors=8, titled=False
+    path: Path, drops: records.Drops, *, pool: Path | None = None, distractors=8, titled=False
 ) -> Iterator[Record]:
     """Yield the records of HotpotQA or 2WikiMultihopQA, a JSON list of questions. The answer's
     text is searched where the supporting facts are first. Questions without a ``context`` find
     their supporting paragraphs in `pool`, a JSON list of ``{title, text}``, among `distractors`
     drawn by the question's id. If `titled`, each paragraph's title stands in front of its text, as
     a sentence that may be the answer (Ainslie et al. 2020, appendix B)."""
-    items = json_list(path, "HotpotQA's JSON, a list of questions")
+    items = records.json_list(path, "HotpotQA's JSON, a list of questions")
     try:
-        passages = {each["title"]: each["text"] for each in json_file(pool)} if pool else None
+        listed = records.json_file(pool) if pool else ()
+        passages = {each["title"]: each["text"] for each in listed}
     except (TypeError, KeyError):
         raise foreign(pool, "a JSON list of {title, text}") from None
 
@@ -320,7 +305,7 @@ def several_hops(
         titles = list(dict.fromkeys(str(title) for title, _ in facts))
         if "context" in item:
             parts = list(_contexts(get(item, "context", list)))
-        elif passages is not None:
+        elif pool:
             parts = _look_up(id_, titles, passages, distractors)
         else:
             raise Unusable("no context", "look it up in a corpus")
@@ -348,10 +333,10 @@ def several_hops(
             near += [x for x in record.sentences if x.paragraph in own and not x.start]
         long = tuple(number for number, (title, *_) in enumerate(parts) if title in titles)
         answers = tuple(a for a in record.answers if a.paragraph in long) or record.answers
-        answers, long = in_sentences(answers, near), long if "answer" in item else ()
+        answers, long = records.in_sentences(answers, near), long if "answer" in item else ()
         return replace(record, answers=answers, long_answers=long, titled=titled)
 
-    return convert(items, to_record, drops)
+    return records.convert(items, to_record, drops)
 
 
 def _contexts(context: list) -> Iterator[Part]:
@@ -376,11 +361,11 @@ def _look_up(id_: str, titles: list[str], pool: Mapping[str, str], distractors: 
     others = [title for title in chosen if title not in titles][:distractors]
     known = [title for title in titles if title in pool] + others
     draw.shuffle(known)
-    texts = [Paragraph(title, pool[title]) for title in known]
-    return [(x.title, x.text, [each[1:] for each in sentences_of([x.text])]) for x in texts]
+    spans = {t: [each[1:] for each in records.sentences_of([pool[t]])] for t in known}
+    return [(title, pool[title], spans[title]) for title in known]
 
 
-def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
+def wikihop(path: Path, drops: records.Drops) -> Iterator[Record]:
     """Yield the records of a JSON list of queries, such as "country sms braunschweig", candidates
     and paragraphs (Welbl et al. 2018). Candidates are found by search, as in the paper on ETC."""
 
@@ -392,7 +377,8 @@ def wikihop(path: Path, drops: Drops) -> Iterator[Record]:
             found["answers"] = [get(item, "answer")]
         return replace(question_record(found, drops), answers=(), yes_no=None)
 
-    return convert(json_list(path, "WikiHop's JSON, a list of queries"), to_record, drops)
+    items = records.json_list(path, "WikiHop's JSON, a list of queries")
+    return records.convert(items, to_record, drops)
 
 
 _QUASAR = " ".join(f"questions/{part}_questions.json*" for part in ("train", "dev", "test"))

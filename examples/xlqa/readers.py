@@ -17,30 +17,19 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.models.options import (
-    ClusteringOptions,
-    attention_plan,
-    option,
-    register_sizes,
-    set_defaults,
-)
+from fairseq_clusterformer.models import options
+from fairseq_clusterformer.models.options import option, register_sizes
 from fairseq_clusterformer.models.reader import labelled
 from fairseq_clusterformer.models.stack import ClusteredStack, planned
 
-from .word_reader import (
-    ContextQueryAttention,
-    Reading,
-    WordEmbedding,
-    WordReader,
-    WordReaderOptions,
-    Words,
-)
+from . import word_reader
+from .word_reader import Reading, WordReader, Words
 
 PASSES = 3  # of QANet's model encoder, with shared weights
 
 
 @dataclass
-class BidafReaderConfig(WordReaderOptions):
+class BidafReaderConfig(word_reader.WordReaderOptions):
     """Options; by default it has the report's sizes with letters, and subwords as well."""
 
     dropout: float = option(0.2, "dropout probability")
@@ -73,9 +62,9 @@ class BidafEncoder(nn.Module):
         super().__init__()
         self.dictionary = task.source_dictionary
         width = args.encoder_embed_dim
-        self.embedding = WordEmbedding(task, args, width=width, joint=False)
+        self.embedding = word_reader.WordEmbedding(task, args, width=width, joint=False)
         self.contextual = TwoWayLSTM(self.embedding.width, width, 1, args.dropout)
-        self.attention = ContextQueryAttention(2 * width, matches=args.word_matches)
+        self.attention = word_reader.ContextQueryAttention(2 * width, matches=args.word_matches)
         self.modelling = TwoWayLSTM(self.attention.width, width, 2, args.dropout)
         self.ends = TwoWayLSTM(2 * width, width, 1, args.dropout)
         self.head_width = self.attention.width + 2 * width
@@ -117,7 +106,7 @@ register_sizes(
 
 
 @dataclass
-class QANetReaderConfig(WordReaderOptions, ClusteringOptions):
+class QANetReaderConfig(word_reader.WordReaderOptions, options.ClusteringOptions):
     """Options; by default it has the report's smaller sizes."""
 
     dropout: float = option(0.1, "dropout probability")
@@ -225,12 +214,12 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
     def __init__(self, task, args, *, plan: AttentionPlan):
         super().__init__(task.source_dictionary, plan=plan)
         width = args.encoder_embed_dim
-        self.embedding = WordEmbedding(task, args, width=width, joint=True)
+        self.embedding = word_reader.WordEmbedding(task, args, width=width, joint=True)
         first = EncoderBlock(args, plan, 0, convolutions=args.convolutions, kernel=7)
         how = {"convolutions": args.model_convolutions, "kernel": 5}
         others = (EncoderBlock(args, plan, n, **how) for n in range(1, len(plan.layers)))
         self.layers = nn.ModuleList([first, *others])
-        self.attention = ContextQueryAttention(width, matches=args.word_matches)
+        self.attention = word_reader.ContextQueryAttention(width, matches=args.word_matches)
         self.resize = nn.Linear(self.attention.width, width, bias=False)
         self.head_width = 2 * width
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
@@ -283,8 +272,8 @@ class QANetReader(WordReader):
             allowed = "sinusoidal, rotary, relative, for a document may have any length"
             raise refused("--positions", args.positions, allowed)
         # what the plan sets, by fairseq's names, if --positions is given
-        set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
-        plan = attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
+        options.set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
+        plan = options.attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
         each = (heads.options for layer in plan.layers for heads in layer)
         if not all(getattr(options, "own_centroids", True) for options in each):
             raise refused("--attention", args.attention, "centroids of its own for each block")

@@ -51,10 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--window N", "words on either side that a word is to predict", default=5, type=width)
     add("--epochs N", "passes over the text", default=5)
     add("--min-count N", "rarer words have no vector", default=5)
-    about = "the line that ends a document (default: each file is a document)"
-    add("--document-separator LINE", about)
-    about = "of the drawing; with one worker the vectors are the same each time"
-    add("--seed N", about, default=1)
+    add("--document-separator LINE", "that ends a document (default: each file is a document)")
+    add("--seed N", "of the drawing; with one worker vectors are always the same", default=1)
     add("--workers N", "threads", default=1)
     add("--force", "replace OUT")
     args, start = parser.parse_args(arguments), time.monotonic()

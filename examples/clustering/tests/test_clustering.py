@@ -27,53 +27,48 @@ NEURAL = {"epochs": 10, "batch_size": 100}
 FITS = {"neural": NEURAL, "som": {"epochs": 3}}
 
 
-@pytest.fixture
-def blobs() -> tuple[np.ndarray, np.ndarray]:
-    """Four of 100 vectors around the points of the axes, in every direction."""
-    x, y = make_blobs([100] * 4, centers=10 * np.eye(4, 6), cluster_std=0.7, random_state=0)
-    return x.astype(np.float32), y
+#: four of 100 vectors around the points of the axes, in every direction
+X, Y = make_blobs([100] * 4, centers=10 * np.eye(4, 6), cluster_std=0.7, random_state=0)
+X = X.astype(np.float32)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_blobs_are_found_by_seeds_and_kept(method, blobs, tmp_path):
+def test_blobs_are_found_by_seeds_and_kept(method, tmp_path):
     """The best of a few seeds finds them exactly: one may begin with two vectors of one blob. More
     clusters mix none; a file has all of them; a vector is assigned alone as among others."""
     if method == "som":
         pytest.importorskip("minisom", reason="minisom is not installed")
-    x, y = blobs
 
     def fitted(number: int, seed: int = 1) -> Clusters:
         torch.manual_seed(seed + number)  # which decides nothing
-        return fit(method, x, number, seed=seed, **FITS.get(method, {}))
+        return fit(method, X, number, seed=seed, **FITS.get(method, {}))
 
-    assert max(adjusted_rand_score(y, fitted(4, s).assign(x)) for s in range(6)) == 1.0
+    assert max(adjusted_rand_score(Y, fitted(4, s).assign(X)) for s in range(6)) == 1.0
     clusters = fitted(16)
     assert clusters.centroids.shape == (16, 6)
-    assert ((contingency_matrix(y, clusters.assign(x)) > 0).sum(0) == 1).all()
+    assert ((contingency_matrix(Y, clusters.assign(X)) > 0).sum(0) == 1).all()
     torch.rand(9)
     assert torch.equal(fitted(16).centroids, clusters.centroids)
     assert not torch.equal(fitted(16, 2).centroids, clusters.centroids)
     clusters.save(tmp_path / "clusters.npz")
     loaded = load_clusters(tmp_path / "clusters.npz")
     assert torch.equal(loaded.centroids, clusters.centroids)
-    alone = torch.cat([loaded.assign(x[i : i + 1]) for i in range(0, 400, 9)])
-    assert torch.equal(alone, clusters.assign(x)[::9])
+    alone = torch.cat([loaded.assign(X[i : i + 1]) for i in range(0, 400, 9)])
+    assert torch.equal(alone, clusters.assign(X)[::9])
 
 
 @pytest.mark.parametrize("w_c", ["identity", "learned"])
-def test_neural_assigns_by_the_equations_over_all_vectors(w_c, blobs, tmp_path):
+def test_neural_assigns_by_the_equations_over_all_vectors(w_c, tmp_path):
     """CF22 eq. 2 and 4 over all of x as one sentence, written out; at any scale, and kept."""
-    x, _ = blobs
-    fitted = fit("neural", x, 8, w_c=w_c, **NEURAL)
+    fitted = fit("neural", X, 8, w_c=w_c, **NEURAL)
     weight = torch.eye(6) if fitted.w_c is None else fitted.w_c
     assert (w_c == "learned") != torch.equal(weight, torch.eye(6))
-    keys = normalize(torch.from_numpy(x).double() @ weight.double().T, dim=-1)
+    keys = normalize(torch.from_numpy(X).double() @ weight.double().T, dim=-1)
     u = torch.softmax(normalize(fitted.centroids.double(), dim=-1) @ keys.T / 0.1, dim=1)
-    assert torch.equal(fitted.assign(x), u.argmax(0))
-    scaled = fit("neural", x * 2.0**10, 8, w_c=w_c, **NEURAL)
-    assert torch.equal(scaled.assign(x), fitted.assign(x))
+    scaled = fit("neural", X * 2.0**10, 8, w_c=w_c, **NEURAL)
     fitted.save(tmp_path / "c.npz")
-    assert torch.equal(load_clusters(tmp_path / "c.npz").assign(x), fitted.assign(x))
+    for each in (fitted, scaled, load_clusters(tmp_path / "c.npz")):
+        assert torch.equal(each.assign(X), u.argmax(0))
 
 
 def test_majority_accuracy_is_that_of_the_contingency_matrix():
@@ -92,21 +87,17 @@ KEPT = {"centroids": np.zeros((4, 6), "f4"), "log_normalizer": np.zeros(4, "f4")
 KEPT |= {"similarity": np.array("dot"), "temperature": np.array(0.1), "w_c": np.eye(6, dtype="f4")}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_something_else_than_clusters_is_named(tmp_path):
+    np.savez(path := tmp_path / "clusters.npz", **KEPT)
+    load_clusters(path)
+    for changes in (
         *({"temperature": None}, {"w_c": np.zeros((6, 5), "f4")}, {"other": np.array(True)}),
         *({"centroids": np.zeros(6, "f4")}, {"similarity": np.array("l2")}),
         {"similarity": np.array([None])},  # pickled
-    ],
-)
-def test_something_else_than_clusters_is_named(changes, tmp_path):
-    path = tmp_path / "clusters.npz"
-    np.savez(path, **KEPT)
-    load_clusters(path)
-    np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
-    with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th"):
-        load_clusters(path)
+    ):
+        np.savez(path, **{k: v for k, v in (KEPT | changes).items() if v is not None})
+        with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th"):
+            load_clusters(path)
 
 
 # The command
@@ -227,24 +218,20 @@ DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
 DAMAGED[len(DAMAGED) // 2] ^= 0xFF
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("x.npy", npy(NUMBERS)),
-        ("x.csv.gz", gzip.compress(CSV, mtime=0)),
-        ("x-idx3-ubyte", idx(NUMBERS.reshape(4, 2, 3))),  # flattened row by row
-    ],
-)
-def test_every_format(name, data, tmp_path):
-    (tmp_path / name).write_bytes(data)
-    matrix = command.read_matrix(tmp_path / name)
-    assert matrix.dtype == np.float32
-    assert matrix.tolist() == NUMBERS.tolist()
+def test_every_format(tmp_path):
+    for name, data in {
+        "x.npy": npy(NUMBERS),
+        "x.csv.gz": gzip.compress(CSV, mtime=0),
+        "x-idx3-ubyte": idx(NUMBERS.reshape(4, 2, 3)),  # flattened row by row
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        matrix = command.read_matrix(tmp_path / name)
+        assert matrix.dtype == np.float32
+        assert matrix.tolist() == NUMBERS.tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
+def test_bad_files_are_named(tmp_path):
+    for name, data in (
         ("x.npy", npy(np.where(NUMBERS == 80, np.nan, NUMBERS.astype(float)))),
         ("x.npy", npy(np.zeros((2, 3, 4)))),
         ("x.npy", npy([["a", "b"]])),
@@ -252,10 +239,7 @@ def test_every_format(name, data, tmp_path):
         ("x-ubyte.gz", bytes(DAMAGED)),
         ("x.txt", b"1,2\n"),
         *(("y.npy", npy(labels)) for labels in ([0, 1, 2], [0, 1, 2, -1], [0, 1, 2, 0.5])),
-    ],
-)
-def test_bad_files_are_named(name, data, tmp_path):
-    path = tmp_path / name
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=f"the file is {path}: .*; allowed: "):
-        command.read_labels(path, path, 4) if name[0] == "y" else command.read_matrix(path)
+    ):
+        (path := tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=f"the file is {path}: .*; allowed: "):
+            command.read_labels(path, path, 4) if name[0] == "y" else command.read_matrix(path)

@@ -30,14 +30,8 @@ import torch
 from fairseq.data import Dictionary
 from torch.nn.utils.rnn import pad_sequence
 
-from fairseq_clusterformer.corpora.question_answering.records import (
-    Drops,
-    Unusable,
-    check_unicode,
-    get,
-    json_lines,
-    parse_json,
-)
+from fairseq_clusterformer.corpora.question_answering import records
+from fairseq_clusterformer.corpora.question_answering.records import Unusable, get
 from fairseq_clusterformer.data.stored import BySize, RecordData
 from fairseq_clusterformer.data.subwords import Subwords
 
@@ -49,11 +43,11 @@ MOST_WORDS = 5  # of a keyphrase
 _YES_OR_NO = (4, 5, 6, 7, 9, 14, 15, 16, 17, 19)
 
 
-def read_pages(path: Path, drops: Drops, *, keep_unfound: bool) -> Iterator[dict[str, Any]]:
+def read_pages(path: Path, drops: records.Drops, *, keep_unfound: bool) -> Iterator[dict]:
     """Yield the page of each line, of one address the first; with ``keep_unfound`` also of pages
     whose keyphrases are unknown, or stand in none of their nodes."""
     seen = set()
-    for place, item in json_lines(path, drops):
+    for place, item in records.json_lines(path, drops):
         with drops.at(place):
             page = page_of(item)
             if not keep_unfound and not page["places"]:
@@ -68,9 +62,9 @@ def read_pages(path: Path, drops: Drops, *, keep_unfound: bool) -> Iterator[dict
 def page_of(item: Mapping) -> dict[str, Any]:
     """A page as above, without ``starts``, from one as in OpenKP's files; raises `Unusable`."""
     url, text, vdom = get(item, "url"), get(item, "text"), get(item, "VDOM", (str, list))
-    check_unicode(url + text + (vdom if isinstance(vdom, str) else ""))
+    records.check_unicode(url + text + (vdom if isinstance(vdom, str) else ""))
     if isinstance(vdom, str):
-        vdom = get({"VDOM": parse_json(vdom.encode())}, "VDOM", list)
+        vdom = get({"VDOM": records.parse_json(vdom.encode())}, "VDOM", list)
     given, nodes, visual, last = text.split(" "), [], [], 0
     # words that are empty, as between two blanks, are left out
     number = list(accumulate((bool(word.strip()) for word in given), initial=0))

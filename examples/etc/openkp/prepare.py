@@ -24,13 +24,7 @@ from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.cli.prepare.shared import (
-    add_files,
-    add_subwords,
-    check_train,
-    files_of_splits,
-    take_vocabulary,
-)
+from fairseq_clusterformer.cli.prepare import shared
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.files import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
@@ -49,9 +43,9 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
     prepared before. Raises UserError for a file without a usable page."""
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
-    splits = files_of_splits(how, found, source, FILES)
-    vocabulary = take_vocabulary(how)
-    check_train(splits, vocabulary)
+    splits = shared.files_of_splits(how, found, source, FILES)
+    vocabulary = shared.take_vocabulary(how)
+    shared.check_train(splits, vocabulary)
     files = {split: checksums(paths) for split, paths in splits.items()}
     recipe = {"corpus": "openkp", "files": files, **vocabulary.recipe(), "unicode": READ_FORM}
 
@@ -105,8 +99,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add_dest(parser)
     parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
-    add_files(parser, "--source")
-    add_subwords(parser)
+    shared.add_files(parser, "--source")
+    shared.add_subwords(parser)
     parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
     return prepare_folder({"prepare": prepare, **vars(parser.parse_args(arguments))})

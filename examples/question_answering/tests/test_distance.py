@@ -78,10 +78,10 @@ def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(2)
     vocabulary = ["".join(draw.choices(ascii_lowercase, k=draw.randint(1, 4))) for _ in range(300)]
 
-    def sentence(_: int) -> str:
-        return " ".join(draw.choices(vocabulary, k=draw.randint(2, 12))).capitalize() + "."
+    def words() -> list[str]:
+        return draw.choices(vocabulary, k=draw.randint(2, 12))
 
-    lines = [" ".join(map(sentence, range(5))) for _ in range(100)]
+    lines = [" ".join(" ".join(words()).capitalize() + "." for _ in range(5)) for _ in range(100)]
     lines[7] = "Sullivan said so. " + lines[7]
     path = tmp_path_factory.mktemp("passages") / "passages.txt"
     path.write_text("A heading\n" + "\n".join(lines) + "\n")

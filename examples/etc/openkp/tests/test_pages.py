@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -80,38 +81,32 @@ def test_what_cannot_be_used_is_named(item, reason: str, detail: str, tmp_path: 
     assert re.search(detail, example), example
 
 
-@pytest.mark.parametrize(
-    ("words", "spans", "starts"),
-    [
+def test_tokens_of_words() -> None:
+    """The blank before a word is the word's, whether it is a token or a part of one."""
+    for words, spans, starts in (
         ("ab c", [(0, 1), (1, 2), (2, 4)], [0, 2]),
         ("ab c", [(0, 0), (0, 2), (2, 3), (3, 4)], [0, 2]),
         ("ab c", [(0, 2), (2, 2), (3, 4)], [0, 1]),
         ("a b c", [(0, 1), (3, 5)], [0, 1, 1]),  # a model that leaves out the middle one
-    ],
-)
-def test_tokens_of_words(words: str, spans: list, starts: list[int]) -> None:
-    """The blank before a word is the word's, whether it is a token or a part of one."""
-    tokens = Tokens(np.arange(len(spans)), *np.array(spans).T)
-    model = SimpleNamespace(encode=lambda text: tokens)
-    assert encode({"text": words}, model=model, to_index=range(9))[1]["starts"] == starts
+    ):
+        tokens = Tokens(np.arange(len(spans)), *np.array(spans).T)
+        model = SimpleNamespace(encode=MagicMock(return_value=tokens))
+        assert encode({"text": words}, model=model, to_index=range(9))[1]["starts"] == starts
 
 
-@pytest.mark.parametrize(
-    ("tokens", "nodes", "kept"),
-    [
-        (99, 9, (10, 7, 3, 3)),
-        (8, 3, (7, 5, 2, 2)),  # the sixth word has two tokens
-        (9, 3, (7, 5, 2, 2)),  # and all of the node that does not fit
-        (10, 1, (3, 2, 1, 1)),
-        (2, 3, (2, 1, 1, 0)),  # of the first node its first word, and no keyphrase
-        (1, 3, (1, 1, 1, 0)),  # and of that its first token
-    ],
-)
-def test_the_beginning_of_a_page(tokens: int, nodes: int, kept: tuple[int, ...]) -> None:
-    part = SAMPLE.within(tokens, nodes)
-    assert tuple(map(len, (part.tokens, part.starts, part.nodes, part.places))) == kept
-    assert part.nodes.tolist() == SAMPLE.nodes[: kept[2]].clip(max=kept[1]).tolist()
-    assert len(part.visual) == kept[2]
+def test_the_beginning_of_a_page() -> None:
+    for (tokens, nodes), kept in {
+        (99, 9): [10, 7, 3, 3],
+        (8, 3): [7, 5, 2, 2],  # the sixth word has two tokens
+        (9, 3): [7, 5, 2, 2],  # and all of the node that does not fit
+        (10, 1): [3, 2, 1, 1],
+        (2, 3): [2, 1, 1, 0],  # of the first node its first word, and no keyphrase
+        (1, 3): [1, 1, 1, 0],  # and of that its first token
+    }.items():
+        part = SAMPLE.within(tokens, nodes)
+        assert [*map(len, (part.tokens, part.starts, part.nodes, part.places))] == kept
+        assert part.nodes.tolist() == SAMPLE.nodes[: kept[2]].clip(max=kept[1]).tolist()
+        assert len(part.visual) == kept[2]
 
 
 def test_a_batch_written_out() -> None:
