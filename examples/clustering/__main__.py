@@ -94,8 +94,7 @@ def output(args: Namespace) -> Iterator[IO[bytes]]:
 
 
 def run_fit(args: Namespace) -> None:
-    """Fit every method, K and seed asked for; print a table of means over seeds. Raises UserError
-    before any fitting, for what is not allowed."""
+    """Fit every method, K and seed asked for; print a table of means over seeds."""
     methods = METHODS if "all" in args.methods else dict.fromkeys(args.methods)
     plan = list(product(methods, args.num_clusters, args.seed))
     told = {"--labels": args.labels, "--test": args.test, "--test-labels": args.test_labels}
@@ -212,8 +211,7 @@ def run_draw(args: Namespace) -> None:
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """Read vectors, one per row, as float32 [N, D]; images of an idx file are flattened. Raises
-    UserError: damaged, not a matrix, empty, or a number that is not finite."""
+    """Read vectors, one per row, as float32 [N, D]. Raises UserError for anything else."""
     values = _read(path)
     if values.ndim > 2 and values.dtype == np.uint8:
         values = values.reshape(len(values), -1)
@@ -227,8 +225,7 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def read_labels(path: Path, of: Path, length: int) -> Tensor:
-    """Read a whole number of 0 or more for each of ``length`` rows of the file ``of``, int64 [N].
-    Raises UserError: damaged, not such numbers, or not as many."""
+    """Read a whole number of 0 or more for each row of a file, int64 [N]; UserError else."""
     values = _read(path).squeeze()
     if values.shape != (length,) or (values < 0).any() or (values % 1 != 0).any():
         allowed = f"whole numbers of 0 or more, one for each of the {length:,} rows of {of}"

@@ -141,8 +141,7 @@ def measure_memory(model: str, setting: Setting) -> float:
 
 
 def measure(args: Namespace, length: int) -> list[dict]:
-    """Rows of one length, with ratios to the Transformer; a model that cannot run has its reason
-    in its row."""
+    """Rows of one length, with ratios to the Transformer, or why a model cannot run."""
     rows, ready, ratio = [], {}, "/ transformer"
     for number, (model, setting) in enumerate(settings_of(args, length)):
         rows.append(row := {"model": model, "N": length, "k": setting.clusters})

@@ -297,8 +297,7 @@ def evaluate(model: Model) -> dict:
 
 
 def pairs_seen(seen_by_heads: list[Tensor], rows: Rows) -> tuple[float, float]:
-    """Share of queries that see their own pair in a layer, and the mean over the other pairs, by
-    which tokens each query of some heads sees, bool [B, G, N, N]."""
+    """Share of queries that see their pair, and of the others, by bool [B, G, N, N] of heads."""
     pairs, length = rows.answers.size(1), rows.tokens.size(1)
     seen = torch.cat([of.expand(len(rows.tokens), -1, -1, -1) for of in seen_by_heads], 1).any(1)
     seen = seen.gather(1, rows.queries_at.unsqueeze(-1).expand(-1, -1, length))

@@ -93,8 +93,7 @@ def make_document(
 
 
 def sentences(pool: list, most: int, tokens: Tokens, draw: random.Random) -> Iterator[Sentence]:
-    """The sentences of up to ``most`` tokens of passages, drawn without end; one ends where a
-    capital follows."""
+    """The sentences of up to ``most`` tokens of passages, drawn without end."""
     texts = (re.split(r"(?<=[.!?]) (?=[A-Z])", passage) for passage in pool)
     told = ([(text, n) for text in of if (n := tokens(text)) <= most] for of in texts)
     if not (kept := [of_passage for of_passage in told if of_passage]):

@@ -104,10 +104,12 @@ def ask(args: Namespace) -> None:
                 found = reader.ask(row["question"], passages, KEPT, least=-math.inf)
                 row |= {"passage": args.passage, "seconds": time.perf_counter() - begun}
                 row["found"] = []
-                for text, each in ((each.text, each) for each in found if each.type == "short"):
-                    kept = {"file": Path(each.file).name, "text": text, **each.features}
+                for each in (each for each in found if each.type == "short"):
+                    kept = {"file": Path(each.file).name, "text": each.text, **each.features}
                     # by the gold answer that it is most like
-                    scores = ((exact_match(text, gold), f1(text, gold)) for gold in row["answers"])
+                    scores = (
+                        (exact_match(each.text, x), f1(each.text, x)) for x in row["answers"]
+                    )
                     kept["exact"], kept["f1"] = max(scores, default=(0.0, 0.0))
                     row["found"].append(kept)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -127,8 +129,8 @@ def rows_of(path: Path) -> list[dict]:
 
 def ranked(row: dict, weights: Weights) -> list[tuple[float, dict]]:
     """The answers to a question with what they are ranked by, best first."""
-    of = [sum(getattr(weights, name) * each[name] for name in FEATURES) for each in row["found"]]
-    found = [(value + weights.bias, each) for value, each in zip(of, row["found"], strict=True)]
+    of = vars(weights)
+    found = [(of["bias"] + sum(of[x] * each[x] for x in FEATURES), each) for each in row["found"]]
     return sorted(found, key=lambda pair: -pair[0])
 
 
@@ -218,25 +220,21 @@ def run_score(args: Namespace) -> None:
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     commands = parser.add_subparsers(required=True)
-
-    def command(name: str, run, given: str, about: str) -> Parser:
-        added = commands.add_parser(name)
-        added.set_defaults(run=run)
-        added.add(given, about)
-        return added
-
-    making = command("make", make, "data FOLDER", "with squad/")
+    for name, run in {"make": make, "ask": ask, "fit": run_fit, "score": run_score}.items():
+        commands.add_parser(name).set_defaults(run=run)
+    making, asking, fitting, scoring = commands.choices.values()
+    making.add("data FOLDER", "with squad/")
     making.add("out OUT", "the folder to write to")
-    asking = command("ask", ask, "checkpoint READER", "a reader's checkpoint or folder")
+    asking.add("checkpoint READER", "a reader's checkpoint or folder")
     asking.add("folders FILE", "what make wrote", nargs="+")
     asking.add("--data FOLDER", "of the training")
     asking.add("--encoder FOLDER", "of sentences")
     asking.add("--index FOLDER", "to keep vectors in")
     asking.add("--passage N", "tokens of a passage")
-    fitting = command("fit", run_fit, "answers FILE", "that ask wrote")
+    for added in (fitting, scoring):
+        added.add("answers FILE", "that ask wrote")
     for added in (asking, fitting):
         added.add("--out FILE", "to write", required=True)
-    scoring = command("score", run_score, "answers FILE", "that ask wrote")
     scoring.add("--calibration FILE", "that fit wrote")
     args = parser.parse_args(arguments)
     args.run(args)

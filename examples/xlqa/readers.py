@@ -37,8 +37,7 @@ class BidafReaderConfig(word_reader.WordReaderOptions):
 
 
 class TwoWayLSTM(nn.Module):
-    """An LSTM of width D from either side, over the words that there are; with dropout behind
-    each layer."""
+    """An LSTM of width D from either side, over the words that there are, and dropout."""
 
     def __init__(self, inputs: int, width: int, layers: int, dropout: float):
         super().__init__()
@@ -147,8 +146,7 @@ class QANetReaderConfig(word_reader.WordReaderOptions, options.ClusteringOptions
 
 
 class SeparableConvolution(nn.Module):
-    """A convolution of each channel for itself, over an odd number of words, then a linear map of
-    the channels, and ReLU."""
+    """A convolution of each channel over words, then a linear map of the channels, and ReLU."""
 
     def __init__(self, width: int, kernel: int):
         super().__init__()
@@ -208,8 +206,7 @@ class EncoderBlock(nn.Module):
 
 
 class QANetEncoder(ClusteredStack, FairseqEncoder):
-    """Embedding, a block for questions and documents, context-query attention, and blocks that
-    run three times."""
+    """A block for both texts, context-query attention, and blocks that run three times."""
 
     def __init__(self, task, args, *, plan: AttentionPlan):
         super().__init__(task.source_dictionary, plan=plan)

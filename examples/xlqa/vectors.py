@@ -27,8 +27,7 @@ _AT_ONCE = 1000  # words of a document that gensim reads as one sentence; it tak
 
 
 def write_words(documents: Documents, path: Path) -> dict[str, int]:
-    """Write documents as lines of words with blanks between, none of them of two documents; return
-    how many ``documents`` and ``words`` there are."""
+    """Write documents as lines of words; return how many ``documents`` and ``words`` there are."""
     counts = {"documents": 0, "words": 0}
     with open(path, "w", encoding="utf-8") as file:
         for _, lines in documents:

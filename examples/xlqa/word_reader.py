@@ -79,8 +79,7 @@ class Speller(nn.Module):
         table("_powers", [_signed(power) for power in powers])
 
     def forward(self, tokens: Tensor, text_mask: Tensor | None = None) -> Words:
-        """The words of tokens, int64 [B, N], with padding behind; bool [B, N] says which are of a
-        text."""
+        """The words of tokens, int64 [B, N], with padding behind; of a text, by bool [B, N]."""
         length = tokens.size(1)
         if not length:  # no document has a token: one word of padding
             tokens = tokens.new_full((len(tokens), 1), self.padding_idx)
@@ -326,8 +325,7 @@ class SpanHeads(nn.Module):
         self.paragraph = ExactLinear(width, 1)
 
     def forward(self, reading: Reading, starts: Tensor, text: Tensor) -> AnswerLogits:
-        """Logits of B documents; ``starts`` are each ``<s>``, and ``text`` is True where a short
-        answer can begin and end, bool [B, N]."""
+        """Logits of documents, by each ``<s>`` and where short answers can stand, bool [B, N]."""
         words = reading.words
         places = torch.arange(starts.size(1), device=starts.device)
         bounds = torch.stack([words.at_tokens(x) for x in (words.first, words.last)], dim=-1)

@@ -47,9 +47,6 @@ def examples_of(folder, split):
     return list(zip(*columns, strict=True))
 
 
-# Known data sets
-
-
 def test_folds_are_stratified_and_cover_everything(tmp_path):
     """Each has the words of its train; what is in train too is counted."""
     rows = [("0", f"café w{i} is bad .") for i in range(60)]

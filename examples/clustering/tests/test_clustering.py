@@ -100,8 +100,6 @@ def test_something_else_than_clusters_is_named(tmp_path):
             load_clusters(path)
 
 
-# The command
-
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --neural-sorting-weight .1 --kmeans-redos 1"
 FIT = f"fit x.npy --num-clusters 3 {QUICK}"
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
@@ -197,8 +195,6 @@ def test_every_centroid_is_drawn_in_its_place(folder):
         rows, columns = np.where(cells[k] > 0.5)
         assert (int(rows.mean() / size * 4), int(columns.mean() / size * 4)) == divmod(k, 4)
 
-
-# Files of matrices and labels
 
 NUMBERS = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
 

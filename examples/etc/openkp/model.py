@@ -78,8 +78,7 @@ class VisualFeatures(nn.Module):
 
 
 class PhraseHead(nn.Module):
-    """Logits of n-grams from the states of subwords: a word is the sum of its subwords' states,
-    and convolutions of widths 1 to 5 over words make n-grams."""
+    """Logits of n-grams, by convolutions of widths 1 to 5 over words, sums of subwords' states."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -113,8 +112,7 @@ class PhraseHead(nn.Module):
 
 @register_etc("etc_keyphrases", ETCKeyphrasesConfig)
 class ETCKeyphrases(ETCModel):
-    """ETC's encoder of the page's subwords, with a global token for each node, and a
-    :class:`PhraseHead`. What a node looks like is added to its global token and its subwords."""
+    """ETC's encoder, with a global token for each node of a page, and a :class:`PhraseHead`."""
 
     def __init__(self, args, task):
         super().__init__(args, task)

@@ -44,8 +44,7 @@ _YES_OR_NO = (4, 5, 6, 7, 9, 14, 15, 16, 17, 19)
 
 
 def read_pages(path: Path, drops: records.Drops, *, keep_unfound: bool) -> Iterator[dict]:
-    """Yield the page of each line, of one address the first; with ``keep_unfound`` also of pages
-    whose keyphrases are unknown, or stand in none of their nodes."""
+    """Yield each line's page, the first of an address; ``keep_unfound``: without a phrase, too."""
     seen = set()
     for place, item in records.json_lines(path, drops):
         with drops.at(place):

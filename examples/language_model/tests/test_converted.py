@@ -1,5 +1,4 @@
-"""What a converted model loses: nothing if it sees all, as many keys for windows, prompts with a
-key, and the tables."""
+"""What a converted model loses: nothing if it sees all; and prompts with a key."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,6 @@ import pytest
 from examples.question_answering import folders
 from fairseq_clusterformer.documents.found import FEATURES, Weights
 from fairseq_clusterformer.errors import UserError
-from tests.cli.towns import towns_data, towns_reader  # noqa: F401  fixtures
 from tests.corpora.records import write
 
 
@@ -48,8 +47,7 @@ def test_questions_of_missing_articles(tmp_path):
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict]:
-    """Each with a right answer, whose relevance tells it, and two wrong ones; or wrong ones alone
-    with lower margins."""
+    """Each with a right answer, whose relevance tells it, or wrong ones with lower margins."""
     draw, found = random.Random(1).gauss, []
     for number in range(600):
         file, answers = None if number % 4 == 0 else "a.txt", []
@@ -63,8 +61,7 @@ def rows() -> list[dict]:
 
 
 def test_what_is_shown_is_the_share_of_right_answers(rows):
-    """Questions for which nothing was found teach no weights, and count as refused and as not
-    right."""
+    """Where nothing was found, no weight is learned, and nothing is right."""
     nothing = [{"file": file, "found": [], "seconds": 0.1} for file in ("a.txt", None)]
     weights = folders.fit([*rows[:300], *nothing])
     assert weights == folders.fit(rows[:300])
@@ -99,7 +96,7 @@ def test_a_threshold_that_loses_a_tenth_of_others_as_well(number, below):
         assert held > 0.88
 
 
-def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys):  # noqa: F811
+def test_from_a_reader_to_a_calibration(towns_reader, rows, tmp_path, capsys):
     """Each answer comes with what it is ranked by; a calibration is a file."""
     for name, text in (("a", "Otto rules Ulm."), ("b", "Noor rules Bree.")):
         write(tmp_path / "articles" / f"{name}.txt", text.encode())

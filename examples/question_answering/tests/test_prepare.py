@@ -235,8 +235,7 @@ def test_the_answer_of_hotpotqa_stands_in_a_supporting_sentence(tmp_path):
 
 
 def test_titles_of_hotpotqa_are_sentences_and_may_be_answers(tmp_path):
-    """In front of their texts, from the file to the data; the other paragraph's title is none.
-    An empty sentence is in its place."""
+    """In front of their texts; another's is none. An empty sentence is in its place."""
     context = [["St. Mary", ["St. Mary is one. ", "", "It is old.", ""]], ["B", ["B saw it."]]]
     item = hop(context=context, supporting_facts=[["St. Mary", 2]], answer="St. Mary")
     records, _ = hops(tmp_path, item, titled=True)

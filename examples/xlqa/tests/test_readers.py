@@ -200,12 +200,8 @@ def test_every_parameter_learns(name, attention):
         assert attention or not parameter.requires_grad or parameter.grad.any(), name
 
 
-# QANet
-
-
 def test_stochastic_depth(monkeypatch):
-    """Rows are left out or scaled, the deeper the rarer: 1 - l / L (1 - p) of sublayer l of L, in
-    each stack and in each pass anew; none in inference."""
+    """Rows are left out or scaled: 1 - l / L (1 - p) of sublayer l of L, in each pass anew."""
     x, change = torch.randn(2, 2000, 1, 2)
     out = readers.stochastic_depth(x, change, 0.8, training=True)
     left = (out == x).all(-1)
@@ -223,8 +219,7 @@ def test_stochastic_depth(monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("positions", [None, "rotary"])
 def test_a_block_as_written(positions):
-    """x + f(norm(x)) for convolutions, attention and feed-forward, one after another; rotary
-    positions take the place of sines."""
+    """x + f(norm(x)), one after another; rotary positions take the place of sines."""
     block = make("qanet", positions=positions, encoder_embed_dim=16).encoder.layers[0]
     x, padding = torch.randn(1, 7, 16).double(), torch.zeros(1, 7, dtype=torch.bool)
     seen = []
@@ -280,9 +275,6 @@ def test_clusters_of_tokens(attention):
         report = next(report for report in reports if report.clusters is not None)
         own = next(clusters for (layer, _), clusters in found.items() if layer == number)
         assert torch.equal(own, reading.words.at_tokens(report.clusters[:, 0])[0])
-
-
-# Sizes and options
 
 
 REPORTED = {"bidaf_reader_xlqa": 1.4, "bidaf_reader_xlqa_letters": 1.5}

@@ -89,8 +89,7 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
 
 
 def test_what_symbols_stand_for(tmp_path):
-    """A dictionary alone has words. A byte that is a letter is one, where a model has no piece for
-    it; a part of a letter has no text."""
+    """A dictionary alone has words; a byte may be a letter, a part of a letter has no text."""
     dictionary = Dictionary()
     dictionary.add_symbol("word")
     assert subwords.texts_of(tmp_path, dictionary) == ["", "", "", "", " word"]
@@ -122,8 +121,6 @@ def test_words():
     assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]
 
 
-# vectors.py
-
 SMALL = "--width 12 --min-count 5 --epochs 60 --window 2".split()
 #: words of one class stand in the same places
 CLASSES = [[f"{letter}{number}" for number in range(6)] for letter in "abcd"]
@@ -145,8 +142,7 @@ def run(*words: object) -> int:
 
 
 def test_words_of_like_places_come_close(text, tmp_path, capsys):
-    """Frequent words first; the point, which each sentence has, before all others. Vectors are
-    always the same."""
+    """Frequent words first, of all the point. Vectors are always the same."""
     written, known = [], sum(CLASSES, [])
     for out in (tmp_path / "a.txt", tmp_path / "b.txt"):
         assert run(text, out, *SMALL) == 0

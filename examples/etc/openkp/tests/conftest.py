@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from openkp import prepare
-from tests.cli.conftest import no_update  # noqa: F401  a fixture
 
 #: x, width, y, height; block, inline, heading, leaf; font size; bold; each of the parent too
 PLAIN = [48.0, 619.0, 114.0, 36.0, 1.0, 0.0, 0.0, 0.0, 16.0, 0.0] * 2

@@ -43,8 +43,7 @@ def test_it_learns_keyphrases(learned, pages):
 
 
 def test_predictions_of_a_split(learned, pages, tmp_path, capsys):
-    """In the order of its pages, and the scores of those whose keyphrases are known: of four, two
-    are right, and one has a keyphrase that is not in its text."""
+    """In the order of its pages; of four, two are right, and one has its keyphrase nowhere."""
     words = ["--cpu", "--split", "test", "--checkpoint", learned, "--data", pages]
     assert evaluate.main([*map(str, words), "--out", str(tmp_path)]) == 0
     shown = dict(line.strip().split("  ") for line in capsys.readouterr().out.splitlines())

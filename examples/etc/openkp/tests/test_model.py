@@ -97,8 +97,7 @@ def test_logits_are_those_of_loops() -> None:
     ("size", "bucket"), [(0, 0), (1, 1), (9, 2), (25, 18), (50, 23), (60, 23)]
 )
 def test_what_a_node_looks_like_written_out(size: int, bucket: int) -> None:
-    """A bold inline leaf in a heading of 24 pixels; below every range, and in the middle of it.
-    Font sizes have 24 buckets."""
+    """A bold inline leaf in a heading of 24 pixels; below every range, and in the middle of it."""
     features = VisualFeatures(5).double()
     own = [-99, -99, -99, -99, 0, 1, 0, 1, size, 1]
     parent = [725, 750, 2975, 9000, 1, 0, 1, 0, 24, 0]
