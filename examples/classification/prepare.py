@@ -122,6 +122,8 @@ _read_msrp = _columns("Quality", "#1 String", "#2 String")
 _read_cola = _columns("label", "text", names=("source", "label", "mark", "text"))
 _read_glue = _columns("label", "sentence1", "sentence2")
 
+_NEWS = {"labels": _same(*GROUPS), "max_length": 1_500, "settings": {"strip": ["fields"]}}
+_ARCHIVE = Form({"archive": ("20news-bydate.tar.gz",)}, read_posts)
 _WIKIQA = _each("WikiQA-{}.tsv", _read_wikiqa, **_DEV)
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
@@ -129,15 +131,7 @@ CORPORA: dict[str, dict] = {
     "mr": _sentences("rt-polarity.all", Form({"all": _MR}, read_class_files)),
     "subj": _sentences("subj.all"),
     "mpqa": _sentences("mpqa.all"),
-    "20news": {  # by date
-        "forms": [
-            _each("20news-bydate-{}", read_posts, **_TWO),
-            Form({"archive": ("20news-bydate.tar.gz",)}, read_posts),
-        ],
-        "labels": _same(*GROUPS),
-        "max_length": 1_500,
-        "settings": {"strip": ["fields"]},
-    },
+    "20news": {"forms": [_each("20news-bydate-{}", read_posts, **_TWO), _ARCHIVE], **_NEWS},
     # 1.0; pairs without a gold label are dropped
     "snli": _pairs(_same(*_NLI), _each("snli_1.0_{}*.jsonl*", _read_snli, **_DEV)),
     "scitail": _pairs(  # tsv_format, or snli_format

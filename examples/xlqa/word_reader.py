@@ -14,7 +14,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
 from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.clustering import Report
@@ -81,9 +81,7 @@ class Speller(nn.Module):
     def forward(self, tokens: Tensor, text_mask: Tensor | None = None) -> Words:
         """The words of tokens, int64 [B, N], with padding behind; of a text, by bool [B, N]."""
         length = tokens.size(1)
-        if not length:  # no document has a token: one word of padding
-            tokens = tokens.new_full((len(tokens), 1), self.padding_idx)
-            text_mask = None
+        tokens = pad(tokens, (0, int(not length)), value=self.padding_idx)  # one word, or more
         real = tokens.ne(self.padding_idx)
         begins = self._begins[tokens]  # whether a word begins at each token
         begins[:, 1:] |= self._ends[tokens[:, :-1]]

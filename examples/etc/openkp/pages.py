@@ -152,9 +152,9 @@ class Page(NamedTuple):
             words = int(self.nodes[kept - 1, 1])
         else:
             words, kept, places = max(words, 1), 1, places[:0]
-        parts = self.tokens[: min(ends[words - 1], tokens)], self.starts[:words]
-        parts += self.folded[:words], self.nodes[:kept].clip(max=words), self.visual[:kept]
-        return Page(*parts, places[places.sum(1) <= words])
+        own, starts = self.tokens[: min(ends[words - 1], tokens)], self.starts[:words]
+        bounds, places = self.nodes[:kept].clip(max=words), places[places.sum(1) <= words]
+        return Page(own, starts, self.folded[:words], bounds, self.visual[:kept], places)
 
     def first_places(self, words: int) -> np.ndarray:
         """Where each n-gram first stands in one node, as its first word, [5, words]: row i has

@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
@@ -57,10 +58,9 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
         from openkp.pages import encode, read_pages
 
         def pages(split: str, drops: Drops) -> Iterator[dict]:
-            page = None
-            for path in splits[split]:
-                for page in read_pages(path, drops, keep_unfound=split != "train"):
-                    yield page
+            page, how = None, {"keep_unfound": split != "train"}
+            for page in chain.from_iterable(read_pages(p, drops, **how) for p in splits[split]):
+                yield page
             if page is None:
                 why = f"; {drops.summary()}" if drops.counts else ""
                 raise UserError(f"openkp: no page is left in {split}{why}")
@@ -77,7 +77,7 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
         encoded, dtype = partial(encode, model=model, to_index=to_index), best_fitting_int_dtype
         record = {"splits": {}, "dropped": {}}
         for split in splits:
-            counts, longest, drops = Counter(), 0, Drops()
+            counts, drops = Counter(), Drops()
             with RecordWriter(out, split, {"document": dtype(len(dictionary))}) as writer:
                 made = parallel(encoded, pages(split, drops), workers, split, batch=5)
                 for tokens, page in made:
@@ -85,8 +85,8 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
                     found, known = len(page["places"]), len(page["phrases"] or ())
                     counts.update(pages=1, nodes=len(page["nodes"]), tokens=len(tokens))
                     counts.update({"keyphrases": found, "keyphrases not found": known - found})
-                    longest = max(longest, len(tokens))
-            counts.update(longest=longest, dropped=drops.counts.total())
+                    counts["longest"] = max(counts["longest"], len(tokens))
+            counts["dropped"] = drops.counts.total()
             record["splits"][split], record["dropped"][split] = dict(counts), drops.examples
             if drops.counts:
                 print(f"{split}: {drops}")
