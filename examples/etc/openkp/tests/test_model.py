@@ -1,6 +1,7 @@
 """ETC for keyphrases: one page among others, what nodes look like, the head, losses and scores."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -93,21 +94,18 @@ def test_logits_are_those_of_loops() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("size", "bucket"), [(0, 0), (1, 1), (9, 2), (25, 18), (50, 23), (60, 23)]
-)
-def test_what_a_node_looks_like_written_out(size: int, bucket: int) -> None:
+def test_what_a_node_looks_like_written_out() -> None:
     """A bold inline leaf in a heading of 24 pixels; below every range, and in the middle of it."""
-    features = VisualFeatures(5).double()
-    own = [-99, -99, -99, -99, 0, 1, 0, 1, size, 1]
+    features, buckets = VisualFeatures(5).double(), {0: 0, 1: 1, 9: 2, 25: 18, 50: 23, 60: 23}
     parent = [725, 750, 2975, 9000, 1, 0, 1, 0, 24, 0]
     dense = torch.tensor([-1, -1, -1, -1, 0, 0, 0, 0, 1, 1, 1, 0, 0], dtype=torch.float64)
     for layer in features.dense:
         dense = gelu(layer.weight @ dense + layer.bias)
-    expected = features.fonts[0].weight[bucket] + features.fonts[1].weight[17]
-    for block, heading, bold in ((0, 0, 1), (0, 1, 0), (1, 0, 1)):
-        own[4], own[6], own[9] = block, heading, bold
+    looks = ((0, 0, 1), (0, 1, 0), (1, 0, 1))
+    for (size, bucket), (block, heading, bold) in product(buckets.items(), looks):
+        own = [-99, -99, -99, -99, block, 1, heading, 1, size, bold]
         crossed = features.crossed.weight[4 * block + 2 * heading + bold]
+        expected = features.fonts[0].weight[bucket] + features.fonts[1].weight[17]
         found = features(torch.tensor([[own + parent]]))[0, 0]
         torch.testing.assert_close(found, expected + crossed + dense, **CLOSE)
 
@@ -147,26 +145,20 @@ def test_scores_written_out() -> None:
         assert [x / 100 for x in scores.values()] == pytest.approx(expected)
 
 
-# "a b a b": four words; of n-grams, one and two words are shown
-LOGITS = torch.tensor([[[1.0, 2.0, 4.0, 0.5], [3.0, -1.0, 5.0, NONE]]], dtype=torch.float64)
-FIRST = torch.tensor([[[0, 1, 0, 1], [0, 1, 0, 3]]])
-PHRASES = torch.tensor([[[0, 2], [1, 1], [0, 0]]])  # "a b", "b"; no more
-
-
-@pytest.mark.parametrize(
-    ("place", "right", "all_"),
-    [
+def test_what_is_right() -> None:
+    """Of "a b a b", n-grams of one word and of two; nothing in a page without a keyphrase. No
+    gradient where there is no n-gram."""
+    first = torch.tensor([[[0, 1, 0, 1], [0, 1, 0, 3]]] * 2)
+    phrases = torch.tensor([[[0, 2], [1, 1], [0, 0]], [[0, 0]] * 3])  # "a b", "b"; no more
+    given = [[[1.0, 2.0, 4.0, 0.5], [3.0, -1.0, 5.0, NONE]]] * 2
+    for place, right, all_ in (
         ("first", [3, 2], [1, 2, 4, 0.5, 3, -1, 5]),
         ("max", [5, 2], [4, 2, 5, -1]),  # of "a" 4, of "b" 2, of "a b" 5; others stand once
-    ],
-)
-def test_what_is_right(place: str, right: list[float], all_: list[float]) -> None:
-    """Nothing in a page without a keyphrase; and no gradient where there is no n-gram."""
-    logits, phrases = LOGITS.repeat(2, 1, 1).requires_grad_(), PHRASES.repeat(2, 1, 1)
-    phrases[1] = 0
-    loss = phrase_nll(logits, phrases, FIRST.repeat(2, 1, 1), place)
-    expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
-    assert loss.tolist() == pytest.approx([expected, 0])
-    loss.sum().backward()
-    assert logits.grad.isfinite().all()
-    assert not logits.grad[logits == NONE].any()
+    ):
+        logits = torch.tensor(given, dtype=torch.float64, requires_grad=True)
+        loss = phrase_nll(logits, phrases, first, place)
+        expected = math.log(sum(map(math.exp, all_))) - sum(right) / len(right)
+        assert loss.tolist() == pytest.approx([expected, 0])
+        loss.sum().backward()
+        assert logits.grad.isfinite().all()
+        assert not logits.grad[logits == NONE].any()
