@@ -23,7 +23,7 @@ from torch.nn.functional import cosine_similarity
 
 from examples.language_model.converted import keys_of
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
-from fairseq_clusterformer.cli.common import Parser
+from fairseq_clusterformer.cli.common import Parser, read_lines
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
@@ -81,10 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     for length in args.lengths:
         texts: list[Tensor] = []
         for path in args.text:
-            try:
-                tokens = coding.encode(path.read_text(encoding="utf-8"))
-            except UnicodeDecodeError as error:
-                raise bad_option("--text", path, "a file of UTF-8", str(error)) from None
+            tokens = coding.encode("\n".join(read_lines(path, "--text")))
             parts = [part for part in tokens.split(length - 2) if len(part) == length - 2]
             texts += parts[: args.texts - len(texts)]
         if not texts:

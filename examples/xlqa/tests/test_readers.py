@@ -5,7 +5,6 @@ from argparse import Namespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch.nn.functional import log_softmax, pad
 
 from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.attention import attention_kinds
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from xlqa import readers, word_reader
 
@@ -29,9 +29,7 @@ EVERY = (*attention_kinds(), *MIXED)
 
 
 def make_task() -> Namespace:
-    dictionary = Dictionary()
-    for piece in PIECES:
-        dictionary.add_symbol(piece.replace(" ", "▁") if piece != " " else "▁")
+    dictionary = symbol_dictionary([piece.replace(" ", "▁") for piece in PIECES])
     texts = [""] * dictionary.nspecial + PIECES
     return Namespace(source_dictionary=dictionary, symbol_texts=texts)
 

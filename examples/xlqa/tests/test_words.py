@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.data import Dictionary
 from torch.nn.functional import normalize
 
 from fairseq_clusterformer.cli.main import program
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.corpora.texts import documents
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.characters import joins, words_of
@@ -76,9 +76,8 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
         write_gpt2(tmp_path)
     else:
         write_sentencepiece(tmp_path / subwords.MODEL)
-    model, dictionary = subwords.load_prepared(tmp_path), Dictionary()
-    for symbol in model.symbols:
-        dictionary.add_symbol(symbol)
+    model = subwords.load_prepared(tmp_path)
+    dictionary = symbol_dictionary(model.symbols)
     texts = subwords.texts_of(tmp_path, dictionary)
     assert len(texts) == len(dictionary)
     speller = Speller(dictionary, texts)
@@ -90,9 +89,7 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
 
 def test_what_symbols_stand_for(tmp_path):
     """A dictionary alone has words; a byte may be a letter, a part of a letter has no text."""
-    dictionary = Dictionary()
-    dictionary.add_symbol("word")
-    assert subwords.texts_of(tmp_path, dictionary) == ["", "", "", "", " word"]
+    assert subwords.texts_of(tmp_path, symbol_dictionary(["word"])) == ["", "", "", "", " word"]
     model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
     texts = dict(zip(model.symbols, model.texts, strict=True))
     assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")

@@ -15,7 +15,7 @@ from openkp import evaluate, prepare
 from openkp.pages import PageData
 from openkp.tests.conftest import page, pages_with_headings, write_pages
 from openkp.tests.test_pages import NODES
-from tests.cli.in_process import HERE, train, validate
+from tests.cli.in_process import HERE, train, trained, validate
 from tests.corpora.commands import record_of, run
 from tests.data.subword_models import write_gpt2
 
@@ -25,13 +25,7 @@ KEYPHRASES = (
     " --max-distance 3 --encoder-normalize-before --dropout 0 --batch-size 16 --optimizer adam"
     f" --lr 0.006 --clip-norm 1 --seed 1 --max-update 2 --no-epoch-checkpoints {HERE}"
 )
-
-
-@pytest.fixture(scope="module")
-def learned(pages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("learned")
-    train(pages, f"{KEYPHRASES} --max-update 40 --disable-validation", folder)
-    return folder / "checkpoint_last.pt"
+learned = trained("pages", f"{KEYPHRASES} --max-update 40 --disable-validation")
 
 
 def test_it_learns_keyphrases(learned, pages):
