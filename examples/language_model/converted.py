@@ -47,14 +47,12 @@ TABLES = {POSITION: "nats by position", REPEATS: "nats on repeats by distance"}
 def keys_of(model: nn.Module) -> tuple[int, int]:
     """How many keys the kind that sees most shows a query of a model on one side, and how many
     first tokens besides; UserError for a model that sees all."""
-    keys, sinks = [], []
-    for router in (router for each in attentions(model).values() for router in each.routers):
-        rule = router.rule
-        if rule.window is None:
-            raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
-        keys.append(rule.gap + getattr(router.options, "probes", 1) * rule.by_cluster)
-        sinks.append(rule.sinks)
-    return max(keys), max(sinks)
+    routers = [router for each in attentions(model).values() for router in each.routers]
+    if any(router.rule.window is None for router in routers):
+        raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
+    given = ((router.rule, getattr(router.options, "probes", 1)) for router in routers)
+    keys = max(rule.gap + probes * rule.by_cluster for rule, probes in given)
+    return keys, max(router.rule.sinks for router in routers)
 
 
 def score(language: LanguageModel, texts: Sequence[Path], length: int) -> dict:

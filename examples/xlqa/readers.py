@@ -96,8 +96,7 @@ class BidafReader(WordReader):
 
 register_sizes(
     "bidaf_reader",
-    # learns on a laptop's processor
-    tiny={"encoder_embed_dim": 64, "word_dim": 100},
+    tiny={"encoder_embed_dim": 64, "word_dim": 100},  # learns on a laptop's processor
     # the report's baseline: vectors of words alone, and with characters
     xlqa={"subword_dim": 0, "letter_filters": 0},
     xlqa_letters={"subword_dim": 0},
@@ -271,8 +270,8 @@ class QANetReader(WordReader):
         # what the plan sets, by fairseq's names, if --positions is given
         options.set_defaults(args, encoder_learned_pos=False, no_token_positional_embeddings=False)
         plan = options.attention_plan(args, "encoder", spec="attention", rule="cluster_rule")
-        each = (heads.options for layer in plan.layers for heads in layer)
-        if not all(getattr(options, "own_centroids", True) for options in each):
+        kinds = (heads.options for layer in plan.layers for heads in layer)
+        if not all(getattr(kind, "own_centroids", True) for kind in kinds):
             raise refused("--attention", args.attention, "centroids of its own for each block")
         return QANetEncoder(task, args, plan=plan)
 
