@@ -27,8 +27,6 @@ talk.politics.guns talk.politics.mideast talk.politics.misc talk.religion.misc""
 
 
 class Form(NamedTuple):
-    """A form in which a data set is handed on."""
-
     files: dict[str, tuple[str, ...]]  # of each part, patterns of the names of its files
     read: Callable[..., Iterator[LabelledText]]
     facts: dict = {}  # more, as `LabelledCorpus` has them

@@ -75,7 +75,7 @@ def parser() -> Parser:
     drawing.add("--out PATH", "the picture, a .png file", required=True)
     for command, run in ((fitting, run_fit), (assigning, run_assign), (drawing, run_draw)):
         add_force(command)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, json=None)
     return main_parser
 
 
@@ -116,10 +116,6 @@ def run_fit(args: Namespace) -> None:
     if args.out is not None and (len(plan) > 1 or args.out.suffix != ".npz"):
         allowed = "a name that ends in .npz, for one fit"
         raise bad_option("--out", args.out, allowed, f"fits: {len(plan)}")
-    for name, path in (("--out", args.out), ("--json", args.json)):
-        if path is not None:
-            check_output(name, path, **guards(args))
-
     rows: list[dict] = []
     for method, num_clusters, seed in plan:
         start, own = time.perf_counter(), method.removeprefix("spherical-")
@@ -175,7 +171,6 @@ def table(rows: list[dict]) -> str:
 
 def run_assign(args: Namespace) -> None:
     """Write the cluster of each row, and print how evenly clusters are used."""
-    check_output("--out", args.out, **guards(args))
     clusters = load_clusters(args.clusters)
     assigned = clusters.assign(read_matrix(args.input))
     with output(args) as file:
@@ -191,7 +186,6 @@ def run_draw(args: Namespace) -> None:
     except ImportError as error:
         allowed = 'pip install ".[clustering]" in the clone'
         raise UserError(f"draw needs matplotlib ({error}); allowed: {allowed}") from None
-    check_output("--out", args.out, **guards(args))
     centroids = load_clusters(args.clusters).centroids
     side = math.isqrt(centroids.size(1))
     if side * side != centroids.size(1):
@@ -252,6 +246,9 @@ def _read(path: Path) -> np.ndarray:
 
 def main(words: Sequence[str]) -> int:
     args = parser().parse_args(words, Namespace(words=words))
+    for option, path in (("--out", args.out), ("--json", args.json)):
+        if path is not None:
+            check_output(option, path, **guards(args))  # before any work
     args.run(args)
     return 0
 

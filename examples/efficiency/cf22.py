@@ -169,7 +169,6 @@ def measure(args: Namespace, length: int) -> list[dict]:
 
 
 def plot(path: Path, rows: list[dict], experiment: str, title: str) -> None:
-    """Draw an experiment's rows."""
     *_, x, columns = EXPERIMENTS[experiment]
     if experiment == "table4":  # the Transformer has no clusters: its line is level
         dense, *others = rows

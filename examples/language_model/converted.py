@@ -90,7 +90,6 @@ def passkeys(language: LanguageModel, tokens: int, trials: int) -> float:
 
 
 def compared(args: Namespace) -> dict[str, dict]:
-    """The numbers of each model, by the options of the command."""
     how = {"task": "language_modeling"}
     with ExitStack() as stack:
         path = stack.enter_context(as_checkpoint(args.dense))

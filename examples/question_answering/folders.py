@@ -56,7 +56,6 @@ def write(path: Path, record: dict) -> None:
 
 
 def make(args: Namespace) -> None:
-    """Write four folders of validation articles and four of test articles."""
     draw, content = random.Random(3), json_file(args.data / "squad" / "dev-v1.1.json.gz")
     (args.out / "articles").mkdir(parents=True)
     articles = {article["title"]: article for article in content["data"]}
@@ -85,7 +84,6 @@ def make(args: Namespace) -> None:
 
 
 def ask(args: Namespace) -> None:
-    """Keep the best answers to each question of some folders."""
     from fairseq_clusterformer.checkpoints.load import load_checkpoint
     from fairseq_clusterformer.documents.read import Reader
 

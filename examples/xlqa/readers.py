@@ -70,7 +70,6 @@ class BidafEncoder(nn.Module):
         self.dropout = args.dropout
 
     def read(self, asked: Words, words: Words) -> Reading:
-        """See :class:`WordReader`."""
         read = (self.contextual(self.embedding(own), own.padding) for own in (asked, words))
         question, document = read
         both = self.attention(document, question, words, asked)
@@ -81,14 +80,11 @@ class BidafEncoder(nn.Module):
         return Reading(words, begin, end, [])
 
     def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
-        """No layer clusters."""
         return {}
 
 
 @register_model("bidaf_reader", dataclass=BidafReaderConfig)
 class BidafReader(WordReader):
-    """A :class:`BidafEncoder`, and what it answers."""
-
     @classmethod
     def build_encoder(cls, args, task) -> BidafEncoder:
         return BidafEncoder(task, args)
@@ -221,7 +217,6 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
         self.dropout, self.left_out = args.dropout, args.stochastic_depth
 
     def read(self, asked: Words, words: Words) -> Reading:
-        """See :class:`WordReader`."""
         read = (self._run(self.embedding(own), own.padding, range(1)) for own in (asked, words))
         (question, layers), (states, of_document) = read
         layers += of_document
@@ -260,8 +255,6 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
 
 @register_model("qanet_reader", dataclass=QANetReaderConfig)
 class QANetReader(WordReader):
-    """A :class:`QANetEncoder`, and what it answers."""
-
     @classmethod
     def build_encoder(cls, args, task) -> QANetEncoder:
         if args.positions in ("learned", "none"):

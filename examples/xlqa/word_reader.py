@@ -31,8 +31,6 @@ _LONGEST = 64  # letters of a subword whose spelling counts
 
 
 class Words(NamedTuple):
-    """The words of a batch."""
-
     of_token: Tensor  # each token's word, int64 [B, N]; the last one for padding
     first: Tensor  # each word's first token, int64 [B, W]; 0 for padding
     last: Tensor  # and its last one
@@ -211,7 +209,6 @@ class Highway(nn.Module):
         self.transforms = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] to the same."""
         for gate, transform in zip(self.gates, self.transforms, strict=True):
             x = x.lerp(transform(x).relu(), gate(x).sigmoid())
         return x
@@ -259,7 +256,6 @@ class WordEmbedding(nn.Module):
         self.highway = Highway(self.width, args.highway_layers)
 
     def forward(self, words: Words) -> Tensor:
-        """[B, W, D]."""
         parts = [] if self.vectors is None else [self.vectors(words.codes)]
         if self.subwords is not None:
             number = words.pieces.ne(self.speller.padding_idx).sum(-1, keepdim=True)

@@ -25,8 +25,6 @@ from tests.conftest import REPO_ROOT
 
 NEURAL = {"epochs": 10, "batch_size": 100}
 FITS = {"neural": NEURAL, "som": {"epochs": 3}}
-
-
 #: four of 100 vectors around the points of the axes, in every direction
 X, Y = make_blobs([100] * 4, centers=10 * np.eye(4, 6), cluster_std=0.7, random_state=0)
 X = X.astype(np.float32)

@@ -34,8 +34,6 @@ _RANGES = ((-50, 1500), (0, 1500), (-50, 6000), (0, 18000)) * 2
 
 @dataclass
 class ETCKeyphrasesConfig(ETCOptions):
-    """Options of the encoder, and of what it reads."""
-
     no_visual_features: bool = option(False, "do not read what the nodes of a page look like")
     fixed_blocks: bool = option(
         False,

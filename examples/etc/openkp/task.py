@@ -89,8 +89,6 @@ def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Ten
 
 @dataclass
 class ETCKeyphrasesLossConfig(FairseqDataclass):
-    """Options of the loss."""
-
     phrase_loss: str = option(
         "first",
         "what is right of a keyphrase that stands several times: its first place (first), or the "

@@ -17,7 +17,6 @@ from tests.corpora.test_question_corpora import shown
 
 
 def prepared(folder: Path, corpus: str, item: dict, *words: str) -> QAData:
-    """Of one question, by the command."""
     path = write(folder / "train.json", json.dumps([item]).encode())
     assert prepare.main([corpus, str(folder / "data"), "--train", str(path), *words]) == 0
     return QAData(folder / "data", "train")

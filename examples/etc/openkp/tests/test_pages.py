@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import numpy as np
-import pytest
 
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.subwords import Tokens
@@ -52,9 +51,8 @@ def changed(**node: object) -> dict:
     return item | {"VDOM": json.dumps(vdom)}
 
 
-@pytest.mark.parametrize(
-    ("item", "reason", "detail"),
-    [
+def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    for item, reason, detail in (
         (page(NODES, ["x"]) | {"VDOM": "[{"}, "broken JSON", "Expecting property name"),
         (page(NODES, ["x"]) | {"VDOM": "{}"}, "no VDOM", "VDOM is {}; allowed: list"),
         (page(NODES, ["x"]) | {"VDOM": "[]"}, "nodes that do not", "ends at word 0; allowed: 11"),
@@ -69,16 +67,14 @@ def changed(**node: object) -> dict:
         (page([(" ", PLAIN)], ["x"]), "empty text", "text of a.com"),
         (page([("\ud800", PLAIN)], ["x"]), "not valid Unicode", "half a character"),
         (page(NODES, ["star trek"], "b.com"), "url seen before", "b.com"),
-    ],
-)
-def test_what_cannot_be_used_is_named(item, reason: str, detail: str, tmp_path: Path) -> None:
-    path = write_pages(tmp_path / "pages.jsonl", [page(NODES, ["star trek"], "b.com"), item])
-    drops = Drops()
-    assert [found["url"] for found in read_pages(path, drops, keep_unfound=False)] == ["b.com"]
-    ((found, (example,)),) = drops.examples.items()
-    assert found.startswith(reason)
-    assert example.startswith(f"{path}: line 2: ")
-    assert re.search(detail, example), example
+    ):
+        items = [page(NODES, ["star trek"], "b.com"), item]
+        path, drops = write_pages(tmp_path / "pages.jsonl", items), Drops()
+        assert [x["url"] for x in read_pages(path, drops, keep_unfound=False)] == ["b.com"]
+        ((found, (example,)),) = drops.examples.items()
+        assert found.startswith(reason)
+        assert example.startswith(f"{path}: line 2: ")
+        assert re.search(detail, example), example
 
 
 def test_tokens_of_words() -> None:
