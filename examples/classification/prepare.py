@@ -163,8 +163,7 @@ _PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
 
 def known_corpus(name: str, source: Path) -> LabelledCorpus:
-    """Return a data set whose files are in the folder of --source, or (20news) its archive; raises
-    UserError if they are in none of its forms, or twice."""
+    """Return a data set whose files --source has in one of its forms, or raise UserError."""
     facts = dict(CORPORA[name])
     forms = facts.pop("forms")
     form, files = forms[-1], {"archive": (source,)}

@@ -68,8 +68,7 @@ def score(language: LanguageModel, texts: Sequence[Path], length: int) -> dict:
 
 
 def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> str:
-    """A text of at most so many tokens that asks for the key, which stands at a depth of 0 to 1;
-    ``count`` says how many tokens a text has."""
+    """A text of so many tokens or fewer that asks for the key, at a depth of 0 to 1 in it."""
     fact = f" The pass key is {key}. Remember it. {key} is the pass key."
     room, filler = tokens - count("Find the pass key." + fact + ASKED), count(FILLER)
     if room < filler:

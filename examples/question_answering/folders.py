@@ -105,10 +105,8 @@ def ask(args: Namespace) -> None:
                 for each in (each for each in found if each.type == "short"):
                     kept = {"file": Path(each.file).name, "text": each.text, **each.features}
                     # by the gold answer that it is most like
-                    scores = (
-                        (exact_match(each.text, x), f1(each.text, x)) for x in row["answers"]
-                    )
-                    kept["exact"], kept["f1"] = max(scores, default=(0.0, 0.0))
+                    both = ((exact_match(each.text, x), f1(each.text, x)) for x in row["answers"])
+                    kept["exact"], kept["f1"] = max(both, default=(0.0, 0.0))
                     row["found"].append(kept)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()

@@ -25,6 +25,7 @@ from fairseq_clusterformer.models.stack import ClusteredStack, planned
 from . import word_reader
 from .word_reader import Reading, WordReader, Words
 
+_SHARE = {"at_least": 0, "below": 1}
 PASSES = 3  # of QANet's model encoder, with shared weights
 
 
@@ -104,12 +105,8 @@ class QANetReaderConfig(word_reader.WordReaderOptions, options.ClusteringOptions
     """Options; by default it has the report's smaller sizes."""
 
     dropout: float = option(0.1, "dropout probability")
-    attention_dropout: float = option(
-        0.1, "dropout probability of attention weights", at_least=0, below=1
-    )
-    letter_filters: int = option(
-        64, "filters of the convolution over a word's letters; 0: none", at_least=0
-    )
+    attention_dropout: float = option(0.1, "dropout probability of attention weights", **_SHARE)
+    letter_filters: int = option(64, word_reader.FILTERS, at_least=0)
     encoder_embed_dim: int = option(128, "width of the encoder")
     encoder_ffn_embed_dim: int = option(128, "width inside the feed-forward layers")
     encoder_attention_heads: int = option(4, "heads in each block")
@@ -125,8 +122,7 @@ class QANetReaderConfig(word_reader.WordReaderOptions, options.ClusteringOptions
         0.1,
         "how often a stack's last sublayer is left out in training, and the others in proportion "
         "to their depth",
-        at_least=0,
-        below=1,
+        **_SHARE,
     )
     attention: str = option(
         "full",

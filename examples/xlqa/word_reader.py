@@ -28,6 +28,7 @@ LETTERS = 16  # C, of XLQA's words
 _PIECES = 8  # P; what stands behind these in a word is not looked at
 _BASE, _BITS = 0x9E3779B97F4A7C15, 1 << 64  # of :func:`spelling_code`
 _LONGEST = 64  # letters of a subword whose spelling counts
+FILTERS = "filters of the convolution over a word's letters; 0: none"
 
 
 class Words(NamedTuple):
@@ -172,20 +173,14 @@ def _signed(number: int) -> int:
 class WordReaderOptions(FairseqDataclass):
     """What each word of a question and of a document begins as."""
 
-    word_vectors: str = option(
-        "", "text file of word vectors, such as GloVe; they are not trained"
-    )
+    word_vectors: str = option("", "text file of word vectors, such as GloVe; not trained")
     word_dim: int = option(300, "numbers of a word vector; 0: the model has none", at_least=0)
-    max_words: int = option(
-        50_000, "words to take from --word-vectors: the first ones", at_least=1
-    )
+    max_words: int = option(50000, "words to take from --word-vectors: the first ones", at_least=1)
     subword_dim: int = option(
         64, "width of the subwords' embeddings, whose mean a word has; 0: none", at_least=0
     )
     letter_dim: int = option(64, "width of the letters' embeddings", at_least=1)
-    letter_filters: int = option(
-        20, "filters of the convolution over a word's letters; 0: none", at_least=0
-    )
+    letter_filters: int = option(20, FILTERS, at_least=0)
     highway_layers: int = option(2, "layers of the highway network", at_least=0)
     word_matches: bool = option(False, "tell where a word of the question stands in the document")
 
@@ -368,8 +363,7 @@ class WordReader(ReaderModel):
         return logits, {"reading": reading, "reports": {"encoder": reports}}
 
     def load_initial_weights(self) -> None:
-        """Start from the first ``--max-words`` of the file of ``--word-vectors``. Raises
-        ValueError for a file that cannot be read or is of another width."""
+        """Start from the first words of ``--word-vectors``; ValueError: a file of another form."""
         if path := self.args.word_vectors:
             how = {"most": self.args.max_words}
             words = read_word_vectors(path, self.args.word_dim, "--word-dim", **how)

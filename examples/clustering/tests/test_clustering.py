@@ -32,8 +32,7 @@ X = X.astype(np.float32)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_blobs_are_found_by_seeds_and_kept(method, tmp_path):
-    """The best of a few seeds finds them exactly: one may begin with two vectors of one blob. More
-    clusters mix none; a file has all of them; a vector is assigned alone as among others."""
+    """The best of a few seeds finds them exactly; more clusters mix none; files have all."""
     if method == "som":
         pytest.importorskip("minisom", reason="minisom is not installed")
 

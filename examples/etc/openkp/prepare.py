@@ -40,8 +40,7 @@ FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
 
 
 def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how) -> dict | None:
-    """Prepare pages in the folder `dest`; return what ``prepared.json`` says, or None if it was
-    prepared before. Raises UserError for a file without a usable page."""
+    """Prepare pages in a folder; return what ``prepared.json`` says, or None: it was there."""
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
     splits = shared.files_of_splits(how, found, source, FILES)

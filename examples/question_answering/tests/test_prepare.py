@@ -124,8 +124,7 @@ EVIDENCE = {
 @pytest.mark.parametrize("top", [None, "", "triviaqa-rc/"])
 @pytest.mark.parametrize("domain", ["Wikipedia", "Web"])
 def test_triviaqa(tmp_path, domain, top):
-    """In a folder, or an archive with and without a top folder. An answer is wanted from each page
-    of the web, by the names of its script; a page that is missing costs no other."""
+    """In a folder or an archive. An answer is wanted from each page of the web."""
     content = {"Domain": domain, "Data": QUESTIONS}
     files = {"qa/a-train.json": json.dumps(content).encode()} | EVIDENCE
     if top is None:

@@ -49,8 +49,7 @@ def tokens(*shape: int) -> Tensor:
 
 
 def ragged() -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Questions and documents, padded behind, and their lengths; ``<s>`` leads a document of one
-    paragraph or two, and one has nothing else."""
+    """Questions and documents, padded behind, one of them ``<s>`` alone; and their lengths."""
     asked, lengths = [4, 1, 3, 7, 5], [23, 40, 5, 1, 12]
     question, document = tokens(5, 7), tokens(5, 40)
     document[:, 0] = document[1, 9] = 0
@@ -237,8 +236,7 @@ def test_a_block_as_written(positions):
 
 @torch.no_grad()
 def test_three_passes_of_the_same_blocks():
-    """A start comes of the first and the second, an end of the first and the third. K-Means finds
-    its centroids in what entered the block, in all passes."""
+    """Starts come of passes 1 and 2, ends of 1 and 3; K-Means learns from what entered in all."""
     model = make("qanet", attention="full,kmeans,full", kmeans_bank_size=500).train()
     clustering, seen = model.encoder.layers[1].self_attn.routers[0].clustering, []
     model.encoder.layers[-1].register_forward_hook(lambda _, inputs, out: seen.append(out[0]))

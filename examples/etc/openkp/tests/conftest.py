@@ -44,8 +44,7 @@ def pages_with_headings(number: int) -> list[dict]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder whose ``valid`` is as its ``train``; the test set also has a page whose
-    keyphrase stands nowhere, and one whose keyphrases are unknown."""
+    """``valid`` is as ``train``; keyphrases of two other test pages are nowhere, or unknown."""
     folder = tmp_path_factory.mktemp("pages")
     items = pages_with_headings(16)
     path = write_pages(folder / "pages.jsonl", items)

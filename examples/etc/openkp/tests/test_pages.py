@@ -26,8 +26,7 @@ SAMPLE = Page(
 
 
 def test_a_page_written_out() -> None:
-    """Between two blanks there is an empty word, which is no word here; a node without words is
-    left out; VDOM may be a list. A phrase stands in one node as whole words, five or fewer."""
+    """Empty words are none; a node without words is left out; a phrase stands in one node."""
     item = page(NODES, ["star Trek", "Season 1", "STAR trek", "", "1 the", "s", NODES[0][0]])
     found = page_of(item)
     assert found == {
