@@ -1,7 +1,4 @@
-"""Fitted clusters: they assign vectors, and are kept in files.
-
-Shape letters: N vectors, D width, K clusters.
-"""
+"""Fitted clusters, in files too. Shape letters: N vectors, D width, K clusters."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +30,7 @@ class Clusters:
     @torch.no_grad()
     @full_float32()
     def assign(self, x: np.ndarray | Tensor) -> Tensor:
-        """The cluster of each vector: x [N, D] to int64 [N] (neural: CF22 eq. 4). Raises UserError
-        for vectors of another width."""
+        """The cluster of each vector: x [N, D] to int64 [N]; UserError for another width."""
         x = torch.as_tensor(x, dtype=torch.float32).contiguous()
         if x.dim() != 2 or x.size(1) != self.centroids.size(1):
             allowed = f"[N, {self.centroids.size(1)}], as fitted"
@@ -46,7 +42,7 @@ class Clusters:
             metric = faiss.METRIC_INNER_PRODUCT if self.spherical else faiss.METRIC_L2
             _, nearest = faiss.knn(x.numpy(), self.centroids.numpy(), 1, metric=metric)
             return torch.from_numpy(nearest[:, 0])
-        keys = x if self.w_c is None else linear(x, self.w_c)
+        keys = x if self.w_c is None else linear(x, self.w_c)  # CF22 eq. 4
         how = {"similarity": Similarity(self.similarity), "temperature": self.temperature}
         how |= {"normalizer": self.log_normalizer, "update": False}
         return fuzzy_clusters(keys.unsqueeze(0), self.centroids, **how).clusters.squeeze(0)

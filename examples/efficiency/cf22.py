@@ -13,14 +13,12 @@ that the paper gives for table 4 alone. It gives no number of heads (6 here) and
 
 transformer    PyTorch's attention with its N x N matrix, as in the paper's days
 sdpa           PyTorch's attention today, with the backend it chooses; the paper does not have it
-clusterformer  this project's ``neural`` with the chunk rule and both losses; every layer has its
-               own centroids
+clusterformer  this project's ``neural``: chunk rule, both losses, centroids of each layer's own
 reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterformer sees
 
-A time is of one step, forward and in training backward, without an optimizer: a median of steps
-that the models take in turns. The paper's are of whole trainings, so only the ratios to the
-Transformer can be compared. Memory is the peak beyond the model and its input; the paper's is all
-that its GPU held. Models with wrong results on a short text are not timed.
+A time is of one step, forward and in training backward, a median of steps that the models take in
+turns. The paper's are of whole trainings, so only the ratios to the Transformer can be compared.
+Memory is the peak beyond the model and its input; the paper's is all that its GPU held.
 """
 
 import math

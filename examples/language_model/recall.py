@@ -8,13 +8,12 @@ KIND is an attention spec as --attention takes it; `near` is a window of 8. --ta
 recall      A row holds pairs of a key and a value, scattered over its first tokens, then noise,
             and at its end the keys again, shuffled. At each, the model names the value of its
             pair. A guess is right in 1 of 16 cases; in 2 of 16 if the model sees which values
-            there are. With --halvings 4, some training batches have rows of a half to a 16th of
-            the length and of the pairs, and more of them.
+            there are. With --halvings 4, some training batches have more rows, of a half to a 16th
+            of the length and of the pairs.
 mqar        Multi-query associative recall with the data of Zoology (Arora et al. 2024, "Based",
             figure 2): 8,192 words, half of them keys. The pairs come first, the keys again
             anywhere behind them, among random words. Training rows have 64 to 256 tokens and 4 to
-            64 pairs. Outputs are the words' embeddings. With a short convolution, which shows the
-            order, the model has no positions.
+            64 pairs. With a short convolution, which shows the order, there are no positions.
 phonebook   After Jelassi et al. 2024: entries of a first name, a last name and four digits, then
             names of entries again, whose digits the model says one by one. A guess is right in 1
             of 10.

@@ -15,8 +15,7 @@ articles, of which each is missing in one folder, and four of the validation art
 files are articles that readers train on. ``ask`` keeps the ten best answers to each question, with
 what they are ranked by; ``fit`` makes weights of these, and ``score`` applies them.
 
-An answer is right if it is from the right file, and F1 with one of the gold answers is at least
-0.5. Unlike a user, ``score`` sees only the ten answers that are best by the default weights.
+An answer is right if it is from the right file, with an F1 of 0.5 or more with a gold answer.
 """
 
 import json

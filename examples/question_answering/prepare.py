@@ -30,9 +30,6 @@ NAME = "python examples/question_answering/prepare.py"
 _MARKUP = re.compile(r"</?[A-Z][A-Za-z0-9]*(_.*)?>")
 
 
-# Passages that a search found; answers are searched in them
-
-
 def quasar_t(path: Path, drops: records.Drops, *, contexts: str = "short") -> Iterator[Record]:
     """Yield the records of a file ``questions/SPLIT_questions.json.gz``, in the order of their
     passages, ``contexts/short/SPLIT_contexts.json.gz`` (or ``long``) next to that folder."""
@@ -148,9 +145,6 @@ def _trivia_record(given: tuple[Path, Mapping, int | None]) -> Record:
     names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
     texts = [*get(answer, "NormalizedAliases", list), *human]
     return records.distant_record(id_, question, paragraphs, names, texts=texts)
-
-
-# Natural Questions, and QED, questions of it whose paragraph is known
 
 
 def natural_questions(path: Path, drops: records.Drops) -> Iterator[Record]:
@@ -273,8 +267,6 @@ def qed(path: Path, drops: records.Drops, *, paragraphs: int = 1) -> Iterator[Re
         more = {"answers": answers, "long_answers": (place,)}
         yield replace(record, paragraphs=tuple(chosen), **more)
 
-
-# Answers by way of several paragraphs
 
 #: a paragraph's title, its text, and the characters [start, end) of its sentences
 Part = tuple[str, str, list[tuple[int, int]]]

@@ -5,9 +5,7 @@
 MINILM is a folder with config.json, model.safetensors and tokenizer.json, such as that of
 all-MiniLM-L6-v2. A passage is a run of short paragraphs, or a piece of a long one, of up to 254
 word pieces. Each is printed with the cosine of its vector and the sentence's (1: the same), its
-file, the paragraph that it begins with, and its first words.
-
---index keeps the vectors: a later run reads documents that have not changed, but encodes none.
+file, its first paragraph and its first words. --index keeps the vectors for later runs.
 """
 
 import sys

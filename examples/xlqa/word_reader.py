@@ -75,7 +75,7 @@ class Speller(nn.Module):
         table("_letters", [letters + [0] * (LETTERS - len(letters)) for letters in spelt])
         table("_codes", [[spelling_code(t), spelling_code(t.lower())] for t in bare])
         powers = (pow(_BASE, i, _BITS) for i in range(_PIECES * _LONGEST))
-        table("_powers", [_signed(power) for power in powers])
+        table("_powers", [power - (power >> 63) * _BITS for power in powers])
 
     def forward(self, tokens: Tensor, text_mask: Tensor | None = None) -> Words:
         """The words of tokens, int64 [B, N], with padding behind; of a text, by bool [B, N]."""
@@ -162,11 +162,7 @@ def spelling_code(word: str) -> int:
     code = 0
     for letter in reversed(word):
         code = (code * _BASE + ord(letter) + 1) % _BITS
-    return _signed(code)
-
-
-def _signed(number: int) -> int:
-    return number - _BITS if number >= _BITS >> 1 else number
+    return code - (code >> 63) * _BITS
 
 
 @dataclass

@@ -3,9 +3,8 @@
   python examples/etc/openkp/evaluate.py --checkpoint checkpoint_best.pt --data data-bin/openkp
 
 The command prints precision, recall and F1 of the best 1, 3 and 5 phrases in per cent, means over
-the pages whose keyphrases are known, and how many pages are cut to the training's lengths. --out
-writes predictions.jsonl, a line for each page of the split, as OpenKP's script reads it: its url,
-and its best five phrases as KeyPhrases; and all numbers as scores.json.
+the pages whose keyphrases are known, and how many pages are cut. --out writes predictions.jsonl,
+the url and the best five phrases of each page, as OpenKP's script reads them, and scores.json.
 """
 
 import json

@@ -35,10 +35,7 @@ from fairseq_clusterformer.corpora.question_answering.records import Unusable, g
 from fairseq_clusterformer.data.stored import BySize, RecordData
 from fairseq_clusterformer.data.subwords import Subwords
 
-#: numbers that say what a node looks like, ten of its own and then ten of its parent: x, width, y
-#: and height in pixels; whether it is a block, inline, a heading, a leaf; the size of its font;
-#: whether it is bold
-VISUAL = 20
+VISUAL = 20  # numbers that say what a node looks like, ten its own, ten its parent's: prepare.py
 MOST_WORDS = 5  # of a keyphrase
 _YES_OR_NO = (4, 5, 6, 7, 9, 14, 15, 16, 17, 19)
 

@@ -2,9 +2,8 @@
 
   python examples/etc/openkp/prepare.py data-bin/openkp --source DIR
 
-DEST gets the pages in subwords, their words and nodes, what the nodes look like, and where the
-keyphrases stand. ``prepared.json`` lists the options, what is in each split, and what was dropped
-and why, such as pages of train without a keyphrase in their text.
+DEST gets the pages in subwords, their words and nodes, and where the keyphrases stand. What was
+dropped and why, such as pages of train without a keyphrase, stands in ``prepared.json``.
 
 A line of a file is a JSON object with "url", "text", "VDOM" and "KeyPhrases", as in OpenKP's
 files. "VDOM" is a list of nodes, or the same as JSON in a string:
