@@ -18,8 +18,6 @@ phonebook   After Jelassi et al. 2024: entries of a first name, a last name and 
             names of entries again, whose digits the model says one by one. A guess is right in 1
             of 10.
 
-``state`` in the result is how many numbers decoding keeps of a row of --length.
-
 Shape letters: B batch, N tokens, Q queries, G groups of heads that share an order.
 """
 
@@ -232,7 +230,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def state_size(self) -> int:
-        """Numbers that decoding keeps of a row of ``length``."""
+        """``state`` in the result: numbers that decoding keeps of a row of --length."""
         x = torch.zeros(1, self.setting.length, self.setting.width)
         pasts = [layer.attention.step(x)[1] for layer in self.layers]
         return sum(t.numel() for p in pasts for t in tensors(p) if t.is_floating_point())
