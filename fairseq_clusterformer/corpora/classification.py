@@ -59,13 +59,9 @@ def prepare(
     settings |= {"shares": shares, **corpus.settings}
 
     def recipe() -> dict:
-        return {
-            "name": corpus.name,
-            "unicode": FORM,
-            "settings": settings,
-            "sources": {part: checksums(paths) for part, paths in corpus.files.items()},
-            **(vocabulary.recipe() if vocabulary else {}),
-        }
+        sources = {part: checksums(paths) for part, paths in corpus.files.items()}
+        own = {"name": corpus.name, "unicode": FORM, "settings": settings, "sources": sources}
+        return own | (vocabulary.recipe() if vocabulary else {})
 
     def build(work: Path, out: Path) -> dict:
         options_and_sources, splits = recipe(), {}

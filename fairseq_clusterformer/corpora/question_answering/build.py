@@ -60,14 +60,9 @@ def prepare(
     does; `options` are for ``prepared.json``. Raises UserError for a split without a question."""
 
     def recipe() -> dict:
-        return {
-            "corpus": corpus,
-            "files": {split: checksums(paths) for split, paths in splits.items()},
-            **vocabulary.recipe(),
-            "titles": titles,
-            "unicode": READ_FORM,
-            "options": options,
-        }
+        files = {split: checksums(paths) for split, paths in splits.items()}
+        form = {"titles": titles, "unicode": READ_FORM, "options": options}
+        return {"corpus": corpus, "files": files} | vocabulary.recipe() | form
 
     def records(split: str, drops: Drops) -> Iterator[Record]:
         return chain.from_iterable(readers[split](path, drops) for path in splits[split])
