@@ -154,7 +154,6 @@ class ProjectedHeads(nn.Module):
 
     @full_float32()
     def _exact(self, x: Tensor, around: Convolved, heads: slice) -> tuple[Tensor, Tensor]:
-        """Queries and keys of some heads in full float32."""
         rows, found = slice(heads.start * self.head_dim, heads.stop * self.head_dim), []
         for name in "qk":
             projection = getattr(self, f"{name}_proj")

@@ -283,7 +283,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _of_own(
     call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v by way of the own key."""
+    """Gradients of q, k and v."""
     own, tensors = call.own, (*call[:3], d_out, carry.out)
     if own.hidden is not None:  # what is not seen may be NaN
         tensors = [x.masked_fill(own.hidden.unsqueeze(-1), 0.0) for x in tensors]

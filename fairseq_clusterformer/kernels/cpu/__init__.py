@@ -39,11 +39,6 @@ def _given(call: Call, adds: bool) -> dict[str, Any]:
     return given
 
 
-def _run(direction: str, given: dict[str, Any], **results: Tensor | None) -> None:
-    q = given["q"]
-    run("attention", direction, q.dtype, q.size(-1), **given, **results)
-
-
 class Cpu(Kernel):
     def obstacle(self, q: Tensor) -> tuple[str, str] | None:
         if q.device.type != "cpu":
@@ -55,10 +50,10 @@ class Cpu(Kernel):
 
     def forward(self, call: Call, carry: Carry | None = None) -> Carry:
         given = _given(call, adds=carry is not None)
+        q = given["q"]
         if carry is None:
-            numbers = (given["q"].new_empty(call.q.shape[:-1]) for _ in range(3))
-            carry = Carry(empty_like(given["q"]), *numbers)
-        _run("forward", given, **carry._asdict())
+            carry = Carry(empty_like(q), *(q.new_empty(q.shape[:-1]) for _ in range(3)))
+        run("attention", "forward", q.dtype, q.size(-1), **given, **carry._asdict())
         return carry
 
     def backward(self, call, d_out, d_lse, carry, into=None) -> Gradients:
@@ -69,7 +64,9 @@ class Cpu(Kernel):
         d_bias = None if call.key_bias is None else torch.empty_like(carry.lse)
         results = dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
         results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
-        _run("backward", given, d_out=_in_rows(d_out), d_lse=d_lse, **results)
+        results |= {"d_out": _in_rows(d_out), "d_lse": d_lse}
+        q = given["q"]
+        run("attention", "backward", q.dtype, q.size(-1), **given, **results)
         if d_bias is not None:
             d_bias = d_bias.sum_to_size(call.key_bias.shape).to(call.key_bias.dtype)
         return Gradients(*found, d_bias)
