@@ -17,7 +17,6 @@ import random
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
 
@@ -90,8 +89,7 @@ def passkeys(language: LanguageModel, tokens: int, trials: int) -> float:
 
 def compared(args: Namespace) -> dict[str, dict]:
     how = {"task": "language_modeling"}
-    with ExitStack() as stack:
-        path = stack.enter_context(as_checkpoint(args.dense))
+    with as_checkpoint(args.dense) as path:
         models = {"dense": load_checkpoint(path, option="--dense", **how)}
         models["converted"] = load_checkpoint(args.checkpoint, option="CHECKPOINT", **how)
         keys, sinks = keys_of(models["converted"].model)

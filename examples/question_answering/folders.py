@@ -74,10 +74,9 @@ def make(args: Namespace) -> None:
                     known = [q for p in articles[title]["paragraphs"] for q in p["qas"]]
                     share = most // len(asked) + (place < most % len(asked))
                     file = f"{title}.txt" if title in there else None
-                    for question in draw.sample(known, share):
-                        answers = sorted({answer["text"] for answer in question["answers"]})
-                        row = {"question": question["question"], "answers": answers}
-                        rows.append(row | {"file": file})
+                    for q in draw.sample(known, share):
+                        answers = sorted({answer["text"] for answer in q["answers"]})
+                        rows.append({"question": q["question"], "answers": answers, "file": file})
             record = {"documents": [f"{title}.txt" for title in titles], "questions": rows}
             write(args.out / f"{part}-{number + 1}.json", record)
 

@@ -10,7 +10,6 @@ file, its first paragraph and its first words. --index keeps the vectors for lat
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import shorten
 
 from fairseq_clusterformer.cli.common import Parser, check_encoder, harmless
@@ -23,8 +22,7 @@ NAME = "python examples/xlqa/similar.py"
 def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add = parser.add
-    kinds = "files of text, Markdown, HTML or PDF, and folders of them"
-    add("document PATH", kinds, nargs="+", type=Path)
+    add("document PATH", "files of text, Markdown, HTML or PDF, and folders of them", nargs="+")
     add("sentence TEXT", "what passages are compared with")
     add("--encoder FOLDER", "an encoder of sentences, of BERT's form", required=True)
     add("--top N", "passages to print", default=5)

@@ -360,9 +360,10 @@ def test_natural_questions_drops_wrong_spans(tmp_path):
     assert "tokens 4 to 5 are bytes" in str(drops)
 
 
-@pytest.mark.parametrize(
-    ("reader", "name", "content"),
-    [
+def test_no_damage_stops_a_reader(tmp_path):
+    for file, data in EVIDENCE.items():
+        write(tmp_path / file, data)
+    for reader, name, content in (
         (prepare.qed, "all.jsonl", QED),
         (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH)),
         (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH, full=True)),
@@ -370,13 +371,9 @@ def test_natural_questions_drops_wrong_spans(tmp_path):
         (prepare.wikihop, "file.json", [QUERY]),
         (prepare.triviaqa, "qa/file.json", {"Data": QUESTIONS[:1]}),
         (prepare.searchqa, "qa/file.json", SEARCHQA),
-    ],
-)
-def test_no_damage_stops_a_reader(tmp_path, reader, name, content):
-    for file, data in EVIDENCE.items():
-        write(tmp_path / file, data)
-    for changed in damaged(content):
-        path = write(tmp_path / name, json.dumps(changed).encode() + b"\n")
-        with suppress(UserError):
-            records, _ = read(reader, path.parent if reader is prepare.searchqa else path)
-            assert len(records) <= 1
+    ):
+        for changed in damaged(content):
+            path = write(tmp_path / name, json.dumps(changed).encode() + b"\n")
+            with suppress(UserError):
+                records, _ = read(reader, path.parent if reader is prepare.searchqa else path)
+                assert len(records) <= 1

@@ -87,8 +87,7 @@ def test_context_query_attention(matches):
     for sizes in (lengths, asked):
         codes = torch.randint(3, (2, max(sizes)))  # 0 and 1 are the same but for their case
         padding = torch.arange(max(sizes)) >= torch.tensor(sizes).unsqueeze(1)
-        codes = torch.stack([codes, codes.clamp(min=1)], dim=-1)
-        codes = codes.masked_fill(padding.unsqueeze(-1), 0)
+        codes = torch.stack([codes, codes.clamp(min=1)], -1).masked_fill(padding[..., None], 0)
         spelt.append(word_reader.Words(*[padding] * 6, codes=codes))
     document, question = torch.randn(2, 5, 3).double(), torch.randn(2, 4, 3).double()
     if matches:
