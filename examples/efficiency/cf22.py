@@ -122,7 +122,6 @@ def settings_of(args: Namespace, length: int) -> list[tuple[str, Setting]]:
 
 
 def shortened(setting: Setting) -> Setting:
-    """A short text of about the same proportions."""
     length = min(CHECKED_LENGTH, setting.length)
     clusters = min(setting.clusters, length // 4)
     window = 2 * -(-length // clusters)

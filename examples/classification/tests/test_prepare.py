@@ -17,7 +17,6 @@ from tests.data.tokenizers import made
 
 
 def run(name, folder, *options):
-    """Run the example's command on the files in ``folder / "source"``."""
     words = [name, folder / "dest", "--source", folder / "source", *options]
     return program(known.NAME, known.main, list(map(str, words)))
 
