@@ -58,7 +58,7 @@ def load_checkpoint(
             bundle itself.
         task: names of the fairseq tasks that are allowed; None: any.
         option: what named `path`, for messages.
-        overrides: options of the task that should differ from the training's.
+        overrides: options of the task and the model that should differ from the training's.
     """
     path = located(path)
     state = read_tensors(path, option)

@@ -82,7 +82,7 @@ def add_model(
 
 
 def load_model(args: argparse.Namespace, task: str, **overrides: object):
-    """The model of :func:`add_model`'s options; `overrides` of the task's, None: as trained."""
+    """The model of :func:`add_model`'s options; `overrides` of its training, None: none."""
     from fairseq_clusterformer.use.base import load
 
     how = {name: value for name, value in overrides.items() if value is not None}

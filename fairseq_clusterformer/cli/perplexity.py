@@ -28,12 +28,15 @@ def main(arguments: Sequence[str]) -> int:
     add("--text FILE", "a text file, instead of a split")
     add("--tokens-per-sample N", "of a block, as trained")
     add("--max-blocks N", "score the first N blocks")
+    about = "tokens before their segment that heads of kind xl see (default: as trained)"
+    add("--memory N", about)
     add("--teacher-forced", "one pass only, which is much faster")
     about = "also read all blocks as one text: each behind what the layers keep of those before, "
     add("--stream", about + "which is bounded except for the kind full")
     about = "also bits by position, and on rare identifiers (of bytes) or pairs (of pieces and "
-    about += "words) that the text has had before, by how far back; one pass. Rare is what the "
-    add("--breakdown", about + "training split, if there is one, holds at most 20 times")
+    add("--breakdown", about + "words) that the text has had before, by how far back; one pass")
+    about = "with --breakdown, what the training split holds at most N times is rare (default: "
+    add("--rare N", about + "20; without the split, everything is)")
     add("--out FILE", "also write the numbers as JSON")
     add_force(parser)
     args = parser.parse_args(arguments)
@@ -41,18 +44,26 @@ def main(arguments: Sequence[str]) -> int:
         check_file("--text", args.text, "a file of text")
     if args.text and args.gen_subset:
         raise bad_option("--gen-subset", args.gen_subset, "none with --text")
+    if args.rare and not args.breakdown:
+        raise bad_option("--rare", args.rare, "with --breakdown")
     how = {"inputs": inputs_of(args, args.text), "force": args.force}
     if args.out:
         check_output("--out", args.out, **how)
     length = args.tokens_per_sample
-    language = load_model(args, "language_modeling", tokens_per_sample=length)
+    options = {"tokens_per_sample": length, "xl_memory": args.memory}
+    language = load_model(args, "language_modeling", **options)
     from tqdm import tqdm
 
+    from fairseq_clusterformer.attention.kinds.xl import XL
     from fairseq_clusterformer.use import perplexity
 
     loaded, model, coding = language.loaded, language.model, language.coding
     if length and length > (longest := model.max_positions()):
         raise bad_option("--tokens-per-sample", length, f"{longest} or less")
+    memories = {head.options.memory for head in model.modules() if isinstance(head, XL)}
+    if args.memory and memories != {args.memory}:
+        allowed = "for a model with heads of kind xl, whose spec says no memory"
+        raise bad_option("--memory", args.memory, allowed)
     if args.text:
         blocks = perplexity.text_blocks(loaded, args.text, f"--text is {args.text}")
     else:
@@ -61,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.breakdown:
         has_training = (loaded.folder / "train.idx").is_file()
         training = perplexity.split_blocks(loaded, "train") if has_training else ()
-        ways["breakdown"] = perplexity.Breakdown(coding, (target for _, target in training))
+        known, rare = (target for _, target in training), args.rare or perplexity.RARE
+        ways["breakdown"] = perplexity.Breakdown(coding, known, rare)
     blocks = tqdm(blocks, unit="block", disable=not sys.stderr.isatty())
     result = perplexity.compare(model, blocks, **ways)
     whole = args.max_blocks is None and coding.unit != "word"  # <unk> stands for any bytes

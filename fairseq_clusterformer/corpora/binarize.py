@@ -86,13 +86,16 @@ def _counted(block: bytes, form: str) -> tuple[Counter, int]:
     return Counter(text.split()), len(split_lines(text))
 
 
-def word_dictionary(counts: Counter, size: int = -1, multiple: int = 8) -> Dictionary:
-    """Return the dictionary that ``fairseq-preprocess`` makes, the most frequent word first: of
-    `size` entries at most (-1: any), special symbols included, padded to a `multiple`."""
+def word_dictionary(
+    counts: Counter, size: int = -1, multiple: int = 8, least: int = 1
+) -> Dictionary:
+    """Return the dictionary that ``fairseq-preprocess`` makes, the most frequent word first, if it
+    is there `least` times: of `size` entries at most (-1: any), special symbols included, padded
+    to a `multiple`."""
     dictionary = Dictionary()
     for word, count in counts.items():
         dictionary.add_symbol(word, count)
-    dictionary.finalize(-1, size, multiple)
+    dictionary.finalize(least, size, multiple)
     return dictionary
 
 

@@ -42,6 +42,7 @@ def prepare(
     shares: dict[str, float],
     seed: int = 1,
     vocabulary_size: int = VOCABULARY_SIZE,
+    min_count: int = 1,
     max_length: int | None = None,
     force: bool = False,
     vocabulary: Vocabulary | None = None,
@@ -56,7 +57,7 @@ def prepare(
         with reading(vocabulary.model, "a tokenizer.json"):
             model = load(vocabulary.model)
     settings = {"seed": seed, "vocabulary_size": vocabulary_size, "max_length": max_length}
-    settings |= {"shares": shares, **corpus.settings}
+    settings |= {"min_count": min_count, "shares": shares, **corpus.settings}
 
     def recipe() -> dict:
         sources = {part: checksums(paths) for part, paths in corpus.files.items()}
@@ -69,7 +70,8 @@ def prepare(
         for folder, dealt in _deal(corpus, examples, shares, seed).items():
             about = {"folder": folder, "classes": corpus.classes, "tokenised": corpus.tokenised}
             places = work / "texts", out / folder
-            facts = _write_folder(corpus, examples, dealt, *places, model, vocabulary_size)
+            words = vocabulary_size, min_count
+            facts = _write_folder(corpus, examples, dealt, *places, model, *words)
             record = about | facts | {"parts": counts} | options_and_sources
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
             if vocabulary:
@@ -171,6 +173,7 @@ def _write_folder(
     out: Path,
     model: "Subwords | None",
     vocabulary_size: int,
+    min_count: int,
 ) -> dict:
     """Write a folder, with `texts` for its columns; return its dictionary's size, and facts."""
     import torch
@@ -200,7 +203,7 @@ def _write_folder(
         dictionary = binarize.symbol_dictionary(model.symbols)
     else:
         words = binarize.count_words(texts / f"train.{name}" for name in inputs)
-        dictionary = binarize.word_dictionary(words, vocabulary_size, multiple=1)
+        dictionary = binarize.word_dictionary(words, vocabulary_size, 1, min_count)
     class_dictionary = binarize.symbol_dictionary(corpus.classes)
 
     def class_items(block: bytes) -> Iterator:

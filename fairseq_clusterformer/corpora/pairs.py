@@ -42,9 +42,11 @@ class ParallelCorpus:
     hold_out: int | None = None  # every such pair of train becomes valid; None: `read` has one
     #: takes a folder to work in, and returns the raw pairs of each split
     read: Callable[[Path], dict[str, Pairs]] = lambda _: {}
-    #: the user's own files of each split; what has none is drawn from train and cleaned as it is,
-    #: and a pair of train is dropped if a side is in valid or test, which `read` returns before
+    #: the user's own files of each split; a pair of train is dropped if a side is in valid or
+    #: test, which `read` returns before
     own: dict[str, Sequence[Path]] = field(default_factory=dict)
+    #: shares of train, for splits that are drawn from it and cleaned as it is; see `draw_pairs`
+    drawn: dict[str, float | None] = field(default_factory=dict)
 
     # of a known corpus
     about: str = ""  # for the command's help
@@ -56,16 +58,26 @@ class ParallelCorpus:
 
 
 def own_pairs(
-    languages: tuple[str, str], files: dict[str, Sequence[Path]], lowercase: bool = False
+    languages: tuple[str, str],
+    files: dict[str, Sequence[Path]],
+    fractions: dict[str, float | None],
+    lowercase: bool = False,
 ) -> ParallelCorpus:
-    """Return a corpus of the user's own pairs; without files, splits are drawn from train."""
+    """Return a corpus of the user's own pairs; valid and test without files are drawn from train,
+    by `fractions`; see `draw_pairs`."""
     if languages[0] == languages[1]:
         raise bad_option("--target-lang", languages[1], "another language than --source-lang")
     found = {
         split: [pair_files(path, languages, f"--{split}") for path in paths]
         for split, paths in files.items()
     }
-    drawn = [split for split in ("valid", "test") if not found[split]]
+    for split, share in fractions.items():
+        if share and found[split]:
+            raise bad_option(f"--{split}-fraction", share, f"without --{split}, which is given")
+    drawn = {split: share for split, share in fractions.items() if not found[split]}
+    if (total := sum(share or 0 for share in drawn.values())) >= 1:
+        problem = f"with --test-fraction, {total:g} of train"
+        raise bad_option("--valid-fraction", drawn["valid"], "a sum below 1", problem)
 
     def pairs(split: str) -> Pairs:
         return chain.from_iterable(pairs_of(part, languages, languages) for part in found[split])
@@ -76,7 +88,8 @@ def own_pairs(
 
     pipeline, cleaning = TextPipeline(languages, lowercase=lowercase), Cleaning("subwords", 250, 9)
     own = {split: list(chain.from_iterable(parts)) for split, parts in found.items()}
-    return ParallelCorpus("text", pipeline, {"test": "test"}, cleaning, read=read, own=own)
+    how = {"read": read, "own": own, "drawn": drawn}
+    return ParallelCorpus("text", pipeline, {"test": "test"}, cleaning, **how)
 
 
 def pair_files(given: Path, languages: Sequence[str], option: str) -> list[Path]:
@@ -107,9 +120,10 @@ def pairs_of(files: Sequence[Path], languages: Sequence[str], columns: Sequence[
         yield fields[first], fields[second]
 
 
-def draw_pairs(read: Callable[[], Pairs], splits: Sequence[str]) -> dict[str, Pairs]:
+def draw_pairs(read: Callable[[], Pairs], shares: dict[str, float | None]) -> dict[str, Pairs]:
     """Draw splits by a checksum of the pairs' text, so that equal pairs come to the same split:
-    each gets 5 % of the different pairs, 2,000 at most. `read` is called again for each."""
+    each gets its share of the different pairs; None: 5 %, 2,000 at most. `read` is called again
+    for each."""
     import numpy as np  # takes too long for --help
 
     def key(pair: Pair) -> int:
@@ -119,13 +133,15 @@ def draw_pairs(read: Callable[[], Pairs], splits: Sequence[str]) -> dict[str, Pa
         return (pair for pair in read() if drawn.get(key(pair), "train") == split)
 
     keys = np.unique(np.fromiter(map(key, read()), np.uint64))  # 8 bytes a pair, not 200
-    if len(keys) <= len(splits):
-        allowed = f"more than {len(splits)}, to draw {' and '.join(splits)} from"
+    if len(keys) <= len(shares):
+        allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from"
         raise wrong("different pairs of --train", len(keys), allowed)
-    most = max(1, math.ceil(min(0.05, 2000 / len(keys)) * len(keys) - 0.5))
-    parts = [keys[i * most : (i + 1) * most].tolist() for i in range(len(splits))]
-    drawn = {key: split for split, part in zip(splits, parts, strict=True) for key in part}
-    return {split: pairs_of_split(split) for split in (*splits, "train")}
+    drawn, usual = {}, min(0.05, 2000 / len(keys))
+    for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):
+        most = max(1, math.ceil((share or usual) * len(keys) - 0.5))
+        most = min(most, len(keys) - len(drawn) - others)  # which get one at least
+        drawn |= dict.fromkeys(keys[len(drawn) : len(drawn) + most].tolist(), split)
+    return {split: pairs_of_split(split) for split in (*shares, "train")}
 
 
 def _read_talks(path: Path) -> Iterator[str]:

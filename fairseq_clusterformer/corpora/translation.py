@@ -60,6 +60,7 @@ def prepare(
             "test_sets": corpus.test_sets,
             "hold_out": corpus.hold_out,
             "cleaning": asdict(corpus.cleaning),
+            "fractions": corpus.drawn,
             "extra_train": checksums(itertools.chain.from_iterable(extra)),
             "files": {split: checksums(paths) for split, paths in corpus.own.items()},
         }
@@ -173,7 +174,7 @@ class _Job:
     def segment(self, tokens: Path, out: Path) -> None:
         cleaning, cleaned = self.corpus.cleaning, set()
         if cleaning.unit == "subwords":
-            cleaned = {"train", *(split for split, files in self.corpus.own.items() if not files)}
+            cleaned = {"train", *self.corpus.drawn}
             cleaned |= {"valid"} if self.corpus.hold_out else set()
         function = functools.partial(_subwords, self.pipeline)
         with self._writer(out) as write:

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 # Corpora with supporting facts; and what the scripts of some read too: triples of entities.
 HOPS = {"hotpotqa": (), "2wiki": ("evidence",), "babi": ()}
 _LEAST = -1e9  # JSON has no infinity
-NO_ANSWER = 0.5  # a question that may have no answer has none if this is more probable
 QUESTION_WORDS = re.compile(r"\b(who|whom|whose|what|which|when|where|why|how)\b", re.IGNORECASE)
 #: the break-down's rows of lengths in words, by the first length of each
 QUESTIONS = {0: "none", 1: "1 to 5", 6: "6 to 8", 9: "9 to 11", 12: "12 to 15", 16: "16 or more"}
@@ -44,6 +43,7 @@ class Predictions:
     corpus: str  # the name that it was prepared by
     texts: dict[str, str] = field(default_factory=dict)  # short answers
     no_answer: dict[str, float] = field(default_factory=dict)  # the probability of none
+    threshold: float = 0.5  # what it is above where a question counts as one without answer
     natural: list[dict[str, Any]] = field(default_factory=list)  # Natural Questions' entries
     gold: dict[str, list[str]] = field(default_factory=dict)  # accepted answers, where known
     #: titles and numbers of the sentences that support each answer; and the right ones, where they
@@ -170,7 +170,7 @@ def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
         scores = _score_texts(found, found.gold)
     if found.some_unanswerable:
         right = [
-            (found.no_answer[id_] > NO_ANSWER) is not bool(texts)
+            (found.no_answer[id_] > found.threshold) is not bool(texts)
             for id_, texts in found.gold.items()
         ]
         scores["AvNA"] = 100 * sum(right) / len(right)
@@ -182,7 +182,8 @@ def score(found: Predictions, gold: Sequence[Path] = ()) -> dict[str, float]:
 def _score_texts(found: Predictions, ids: Iterable[str]) -> dict[str, float]:
     gold = {id_: found.gold[id_] for id_ in ids}
     if found.some_unanswerable:
-        return answers.evaluate_v2(gold, found.texts, found.no_answer, threshold=NO_ANSWER)
+        how = {"threshold": found.threshold}
+        return answers.evaluate_v2(gold, found.texts, found.no_answer, **how)
     trivia = found.corpus.startswith("triviaqa")
     normalise = answers.normalise_triviaqa if trivia else answers.normalise
     return answers.evaluate(gold, found.texts, normalise=normalise)

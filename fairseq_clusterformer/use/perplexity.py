@@ -33,7 +33,7 @@ Block = tuple[Tensor, Tensor]
 
 TOKENS_AT_ONCE = 2048
 FIRST = 64  # buckets are powers of two: below it, from it to twice it, and so on
-RARE = 20  # what training holds more often is no repeat
+RARE = 20
 POSITION, REPEATS = "bits by position", "bits on repeats by distance"
 _IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z0-9_]{3,}")  # or a word, of at least 4 letters
 
@@ -210,10 +210,11 @@ class Breakdown:
     Args:
         coding: of the tokens.
         training: items of the training set, int64 [N] each; none: everything is rare.
+        rare: what training holds more often is no repeat.
     """
 
-    def __init__(self, coding: TextCoding, training: Iterable[Tensor] = ()):
-        self.coding, self.of_bytes = coding, coding.unit == "byte"
+    def __init__(self, coding: TextCoding, training: Iterable[Tensor] = (), rare: int = RARE):
+        self.coding, self.of_bytes, self.rare = coding, coding.unit == "byte", rare
         self.known: Counter = Counter()  # how often each identifier, or pair, stands in training
         for tokens in training:
             if self.of_bytes:
@@ -265,7 +266,7 @@ class Breakdown:
         last: dict[tuple[int, int], int] = {}
         found = [0] * len(tokens)
         for i, pair in enumerate(pairwise(tokens), start=1):
-            if pair in last and self.known[pair] <= RARE:
+            if pair in last and self.known[pair] <= self.rare:
                 found[i] = i - last[pair]
             last[pair] = i
         return found
@@ -280,7 +281,7 @@ class Breakdown:
             word, begin = match.group(), match.start()
             if word not in last:
                 insort(ordered, word)
-            elif self.known[word] <= RARE:
+            elif self.known[word] <= self.rare:
                 at = bisect_left(ordered, word)
                 neighbours = (*ordered[max(0, at - 1) : at], *ordered[at + 1 : at + 2])
                 alike = (len(os.path.commonprefix((word, other))) for other in neighbours)

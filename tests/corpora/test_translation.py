@@ -253,10 +253,27 @@ def test_what_is_not_given_is_drawn_from_train_and_shares_no_sentence_with_it(tm
     assert all(pair[0].startswith("l’homme") for pair in drawn[0]["train"])
 
 
-def test_three_pairs_are_one_of_each_split():
+@pytest.mark.parametrize("share", [None, 0.1, 0.9])
+def test_three_pairs_are_one_of_each_split(share):
     pairs = [("a", "b"), ("c", "d"), ("e", "f")]
-    drawn = draw_pairs(lambda: pairs, ("valid", "test"))
+    drawn = draw_pairs(lambda: pairs, dict.fromkeys(("valid", "test"), share))
     assert [len(list(drawn[split])) for split in SPLITS] == [1, 1, 1]
+
+
+def test_shares_that_the_user_gives_are_drawn(tmp_path):
+    pairs = [own(i) for i in range(100)]
+    write_own(tmp_path / "train", pairs)
+    write_own(tmp_path / "test", pairs[:5])
+    words = ("--train", tmp_path / "train", "--valid-fraction", "0.2")
+    assert run_own(tmp_path / "both", *words, "--test-fraction", "0.3") == 0
+    found = {split: set(words_of(tmp_path / "both", split)) for split in SPLITS}
+    assert [len(found[split]) for split in ("train", "valid", "test")] == [50, 20, 30]
+    assert set.union(*found.values()) == set(pairs)
+    assert run_own(tmp_path / "one", *words, "--test", tmp_path / "test") == 0
+    train, valid = (words_of(tmp_path / "one", split) for split in ("train", "valid"))
+    assert set(valid) == found["valid"]
+    assert not set(train) & {*valid, *pairs[:5]}
+    assert run_own(tmp_path / "one", *words[:3], "0.1", "--test", tmp_path / "test") == 1
 
 
 # Mistakes: one line that names the file, the value and what is allowed
@@ -269,6 +286,8 @@ OWN_MISTAKES = {
     "--train one.tsv": r"one\.tsv: line 2: 'only'; allowed: fr<TAB>ja",
     "--train two.tsv": r"different pairs of --train: 2; allowed: more than 2, to draw",
     "--train two.tsv --valid two.tsv --test two.tsv": r".*for train \(2 in valid or test",
+    "--train two.tsv --valid two.tsv --valid-fraction .1": r"--valid-fraction is 0\.1; allowed: w",
+    "--train two.tsv --valid-fraction .6 --test-fraction .5": r"--valid-fraction is 0\.6: .*low 1",
     "--train two.tsv --vocabulary subword-nmt": r"--vocabulary is subword-nmt: Moses' tokeniser "
     "does not know ja; allowed: sentencepiece",
     "--train two.tsv --target-lang fr": r"--target-lang is fr; allowed: another",

@@ -35,6 +35,9 @@ def test_bytes():
     known = Breakdown(coding, [coding.encode("omega omega")] * 11)
     known.add(target.roll(1), target, -bits)
     assert known.result()["bits on repeats by distance"] == []
+    known = Breakdown(coding, [coding.encode("omega omega")] * 11, rare=22)
+    known.add(target.roll(1), target, -bits)
+    assert [row["tokens"] for row in known.result()["bits on repeats by distance"]] == [4, 4]
 
 
 @pytest.mark.parametrize("front", [[], [0]])

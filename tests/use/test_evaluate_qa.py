@@ -118,6 +118,11 @@ def test_breakdown(trained, tmp_path, capsys):
         assert f"{name:>43}  {len(ids):9,}" in printed
     assert scores["by words of the question"].keys() == {"1 to 5"}
     assert scores["by question word"].keys() == {"other"}
+    least = min(none.values())
+    assert run(trained, "squad2", "--out", tmp_path, "--no-answer-threshold", least) == 0
+    expected = evaluate_v2(gold, predictions, none, threshold=least)
+    assert expected["exact"] != scores["exact"]
+    assert read(tmp_path, "scores.json").items() >= expected.items()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from fairseq_clusterformer.checkpoints.load import load_checkpoint
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.use.language_model import LanguageModel
-from fairseq_clusterformer.use.perplexity import in_one_pass, split_blocks, text_blocks
+from fairseq_clusterformer.use.perplexity import REPEATS, in_one_pass, split_blocks, text_blocks
 from tests.cli.in_process import CLUSTERFORMER, eval_lm, train
 from tests.documents.commands import error, run
 
@@ -41,7 +41,7 @@ def test_a_text_file_is_scored_as_its_split(tmp_path, byte_data, checkpoint, lm_
     assert numbers(tmp_path, *words, "--max-blocks", 2)["tokens"] == 128
 
 
-def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
+def test_a_breakdown_counts_each_token(tmp_path, checkpoint, word_checkpoint, capsys):
     words = ["--checkpoint", checkpoint, "--gen-subset", "test", "--teacher-forced"]
     result = numbers(tmp_path, *words, "--breakdown")
     buckets = result["bits by position"]
@@ -50,6 +50,30 @@ def test_a_breakdown_counts_each_token(tmp_path, checkpoint, capsys):
     assert bits == pytest.approx(result["teacher-forced bits"], abs=1e-6)
     assert result["bits on repeats by distance"]
     assert "bits on repeats by distance" in capsys.readouterr().out
+    words = ["--checkpoint", word_checkpoint, *words[2:]]
+    many, none = (
+        sum(row["tokens"] for row in numbers(tmp_path, *words, *more)[REPEATS])
+        for more in (("--breakdown", "--rare", 1_000_000), ("--breakdown", "--rare", 1))
+    )
+    assert many > none
+    line = error(capsys, "perplexity", *words, "--rare", 1)
+    assert "--rare is 1; allowed: with --breakdown" in line
+
+
+def test_a_longer_memory_than_in_training(tmp_path, byte_data, checkpoint, capsys):
+    """In one pass as step by step, and as fairseq-eval-lm says."""
+    options = "--attention xl --xl-segment 8 --xl-memory 4"
+    train(byte_data, CLUSTERFORMER, tmp_path, *options.split())
+    last, line = tmp_path / "checkpoint_last.pt", "--tokens-per-sample 64 --batch-size 2"
+    words = ["--checkpoint", last, "--gen-subset", "test"]
+    result = numbers(tmp_path, *words, "--memory", 32)
+    overrides = ["--model-overrides", "{'xl_memory':32}"]
+    evaluated = eval_lm(byte_data, last, " ".join([line, *overrides]))
+    assert result["stepwise bits"] == pytest.approx(evaluated["loss"], abs=1e-4)
+    assert result["largest difference of a log-probability"] < 1e-4
+    assert abs(eval_lm(byte_data, last, line)["loss"] - evaluated["loss"]) > 1e-3
+    line = error(capsys, "perplexity", "--checkpoint", checkpoint, "--memory", 32, "--cpu")
+    assert "--memory is 32; allowed: for a model with heads of kind xl" in line
 
 
 def test_the_leaking_rule_is_measured_by_prefixes(tmp_path, byte_data, capsys):

@@ -265,6 +265,11 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert facts_of(tmp_path / "dest")["splits"].keys() == {"train", "valid"}
     assert facts_of(tmp_path / "dest")["vocabulary"]["size"] == 20
     assert len(examples_of(tmp_path / "dest", "valid")) == 60
+    counts = Dictionary.load(str(tmp_path / "dest" / "input0" / "dict.txt")).count[4:]
+    words = tmp_path / "source", tmp_path / "often", "--min-count", counts[3]
+    assert run_own(*words) == 0
+    often = Dictionary.load(str(tmp_path / "often" / "input0" / "dict.txt")).count[4:]
+    assert often == [count for count in counts if count >= counts[3]] != counts
 
 
 OWN_MISTAKES = {  # what is said of a file: its name, its content, and options
@@ -312,6 +317,8 @@ def test_a_tokenizer_says_the_words(tmp_path, capsys):
     capsys.readouterr()
     assert run_own(*words, "--vocabulary-size", "2", "--force") == 1
     assert "--vocabulary-size is 2; allowed: without --tokenizer" in one_line(capsys)
+    assert run_own(*words, "--min-count", "2", "--force") == 1
+    assert "--min-count is 2; allowed: without --tokenizer" in one_line(capsys)
     assert run_own(source, dest, "--tokenizer", write(tmp_path / "bad.json", "{}"), "--force") == 1
     assert "bad.json: is no tokenizer.json" in one_line(capsys)
     assert run_own(*words) == 0  # is there already

@@ -7,11 +7,12 @@ accepted answers together, in nats; nll_one, that of the answer listed last alon
 questions have no answer, AvNA: how often the reader is right about whether there is one, in per
 cent; and how many documents and questions are cut, or lose answers by that. --out writes
 predictions.json and scores.json, for SQuAD 2.0 and for own questions without answers also
-no_answer.json (--na-prob-file of SQuAD's script; above 0.5, a question has none). Natural
-Questions is scored with the labels in its own files (--gold): all answers are written, with scores
-that can be compared with a threshold. For HotpotQA, 2WikiMultihopQA and bAbI, a reader with
---supporting-facts (etc_reader) is also scored by the sentences that it says support its answers.
-Several readers answer as one, by the mean of their probabilities.
+no_answer.json (--na-prob-file of SQuAD's script; a question whose probability of no answer is
+above --no-answer-threshold has none). Natural Questions is scored with the labels in its own files
+(--gold): all answers are written, with scores that can be compared with a threshold. For HotpotQA,
+2WikiMultihopQA and bAbI, a reader with --supporting-facts (etc_reader) is also scored by the
+sentences that it says support its answers. Several readers answer as one, by the mean of their
+probabilities.
 """
 
 import json
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--split SPLIT", "of the folder", default="valid")
     add("--out PATH", "the folder for the files")
     add("--gold PATH", "for natural-questions: its files of the split", nargs="+", default=())
+    add("--no-answer-threshold F", "for questions that may have no answer", default=0.5)
     add("--breakdown", "also exact match and F1 by question word, length of question and answer")
     add("--batch-size N", "questions at once", default=8)
     add_force(parser)
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         check_files(args.out, ("predictions.json", "scores.json", "no_answer.json"), **how)
     how_many = {"batch_size": args.batch_size, "cpu": args.cpu}
     found = predict(loaded, args.split, corpus, others=others, **how_many)
+    found.threshold = args.no_answer_threshold
     scores = score(found, args.gold)
     read = {"documents": len(found.texts), **found.cuts}
     tables = breakdown(found) if args.breakdown else {}

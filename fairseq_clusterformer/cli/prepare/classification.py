@@ -46,6 +46,8 @@ def _add_common_options(parser: Parser, made: str) -> None:
     add("--seed N", "of the folds, or of the splits that are drawn", default=1)
     about = "the most words of train in the dictionary, 4 special symbols included"
     add("--vocabulary-size N", about, default=VOCABULARY_SIZE)
+    about = "how often a word must be in train to be in the dictionary"
+    add("--min-count N", about, default=1)
     about = "the most tokens of a text, </s> included; longer ones lose their end (default: 1500 "
     add("--max-length N", about + "for 20news, any number for the others)")
     add(*TOKENIZER)
@@ -110,9 +112,10 @@ def prepare_known(
 
 def _run(corpus: LabelledCorpus, options: dict) -> int:
     vocabulary = take_vocabulary(options, usual=None)
-    if vocabulary and (size := options["vocabulary_size"]) != VOCABULARY_SIZE:
-        allowed = "without --tokenizer, which says its words"
-        raise bad_option("--vocabulary-size", size, allowed)
+    for option, usual in (("vocabulary-size", VOCABULARY_SIZE), ("min-count", 1)):
+        if vocabulary and (given := options[option.replace("-", "_")]) != usual:
+            allowed = "without --tokenizer, which says its words"
+            raise bad_option(f"--{option}", given, allowed)
     shares = {"test": options.pop("test_fraction", 0), "valid": options.pop("valid_fraction", 0.1)}
     how = {"corpus": corpus, "shares": shares, "vocabulary": vocabulary}
     return prepare_folder({"prepare": prepare, **options, **how})

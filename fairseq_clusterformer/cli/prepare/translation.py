@@ -31,10 +31,11 @@ def main(arguments: Sequence[str]) -> int:
         add(f"--{side}-lang LANG", about, type=_language, required=True)
     about = _FILES.format("SOURCE_LANG", "TARGET_LANG", "source<TAB>target")
     add("--train PREFIX", about, nargs="+", required=True)
-    about = "as --train (default: 5 percent of all different pairs, 2,000 at most, are drawn from "
-    about += "it); a training pair that shares a sentence with valid or test is dropped"
+    about = "the part of all different pairs that becomes {} (default: 0.05, 2,000 pairs at "
+    about += "most); a training pair that shares a sentence with valid or test is dropped"
     for split in ("valid", "test"):
-        add(f"--{split} PREFIX", about, nargs="+", default=())
+        add(f"--{split} PREFIX", "as --train (default: drawn from --train)", nargs="+", default=())
+        add(f"--{split}-fraction F", about.format(split))
     add("--lowercase", "make all text lower case")
     _add_shared_options(own, None, "sentencepiece")
     for name, known in CORPORA.items():
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     if name == "text":
         languages = options.pop("source_lang"), options.pop("target_lang")
         files = {split: options.pop(split) for split in ("train", "valid", "test")}
-        options["corpus"] = own_pairs(languages, files, options.pop("lowercase"))
+        fractions = {split: options.pop(f"{split}_fraction") for split in ("valid", "test")}
+        options["corpus"] = own_pairs(languages, files, fractions, options.pop("lowercase"))
     else:
         options["corpus"] = known_corpus(CORPORA[name], options.pop("source"))
     return prepare_folder({"prepare": prepare, **options})
