@@ -231,8 +231,6 @@ def _spelled(token: str, model: dict, letters: dict[str, int]) -> tuple[str, byt
 
 def load(path: Path) -> Subwords:
     """The model of a folder of GPT-2's files or of a file; ValueError or UserError: it is none."""
-    if path.name == CODES:
-        return Subwords(formats.codes(path))
     if path.is_dir():
         return Subwords(formats.gpt2(path), numbers=True)
     return Subwords(path if path.suffix == ".json" else formats.pieces(path))

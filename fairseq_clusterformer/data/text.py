@@ -122,13 +122,15 @@ class TextPipeline:
     @cached_property  # a process may need none
     def _models(self) -> "list[Subwords]":
         """Of the first language and of the second."""
-        from .subwords import load
+        from .formats import codes
+        from .subwords import CODES, Subwords, load
 
         if self.model is None or not self.model.is_file():
             allowed = f"the {TOKENIZER} of a prepared folder"
             raise bad_option("the subword model", self.model, allowed, "no such file")
         own = self.model.with_name(TARGETS_OWN)
-        first = load(self.model)
+        is_older = self.model.name == CODES
+        first = Subwords(codes(self.model)) if is_older else load(self.model)
         return [first, load(own) if own.is_file() else first]
 
 
