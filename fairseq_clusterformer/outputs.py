@@ -311,8 +311,7 @@ def make_folder(
         if (work / "parts").exists() and before == wanted:
             print(f"going on with what is finished in {work}")
         elif (work / "parts").exists():
-            other = difference(before, wanted)
-            print(f"beginning anew: {work} was made otherwise ({other})")
+            print(f"beginning anew: {work} was made otherwise ({difference(before, wanted)})")
             _clear(work, ("download", out.name))
         write_aside(made_by, json.dumps(wanted))
         try:

@@ -96,6 +96,8 @@ def triviaqa(path: Path, drops: records.Drops) -> Iterator[Record]:
         folder, name = Path(folder), f"{path.parent.name}/{path.name}"
         if archive:
             unpack({name})
+            if not (folder / name).is_file():
+                raise foreign(path, f"a file that is in {archive}, as qa/web-train.json is")
         content = records.json_file(folder / name)
         if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
             raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")

@@ -295,7 +295,7 @@ def test_the_structure_of_own_questions(tmp_path):
 def test_own_questions_of_a_bad_structure_are_named(tmp_path, changes, reason):
     records, drops = own(tmp_path, **changes)
     assert records == []
-    assert drops.summary().startswith(f"left out: {reason.partition(': ')[0]}")
+    assert drops.summary().startswith(f"; left out: {reason.partition(': ')[0]}")
     assert f": {tmp_path / 'train.jsonl'}: line 1: {reason.partition(': ')[2]}" in drops.summary()
 
 

@@ -60,8 +60,7 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
             for page in chain.from_iterable(read_pages(p, drops, **how) for p in splits[split]):
                 yield page
             if page is None:
-                why = f"; {drops.summary()}" if drops.counts else ""
-                raise UserError(f"openkp: no page is left in {split}{why}")
+                raise UserError(f"openkp: no page is left in {split}{drops.summary()}")
 
         text = work / "train.txt"
         if vocabulary.train:

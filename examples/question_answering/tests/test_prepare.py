@@ -156,6 +156,11 @@ def test_triviaqa(tmp_path, domain, top):
     assert drops.counts == dict.fromkeys(lost, 1)
     with pytest.raises(UserError, match="allowed: TriviaQA's JSON"):
         read(prepare.triviaqa, write(tmp_path / "qa" / "other.json", {"Data": {}}))
+    if top is not None:
+        with pytest.raises(
+            UserError, match=f"^{path.with_name('b.json')}: .* that is in {tmp_path}"
+        ):
+            read(prepare.triviaqa, path.with_name("b.json"))
 
 
 CONTEXT = [["A", ["One is 1.", " ", "Two is 2."]], ["Empty", [" "]], ["B", ["Three is 2."]]]

@@ -70,7 +70,8 @@ def prepare(
     def build_model(work: Path, out: Path) -> dict:
         text, words = work / "train.txt", set()
         if vocabulary.train:
-            seen, found = set(), records("train", Drops())
+            seen, drops = set(), Drops()
+            found = records("train", drops)
             texts = (t for r in found for t in (r.question, *(part.text for part in r.paragraphs)))
             with open(text, "w", encoding="utf-8") as file:
                 for line in chain.from_iterable(map(str.splitlines, texts)):
@@ -78,7 +79,8 @@ def prepare(
                         seen.add(key)
                         file.write(line + "\n")
             if not seen:
-                raise UserError("train has no question to learn subwords from; allowed: one")
+                problem = "train has no question to learn subwords from; allowed: one"
+                raise UserError(problem + drops.summary())
         if vocabulary.whole_words:
             words.update(re.findall(r"\w+", composed(text.read_text("utf-8"), READ_FORM)))
         vocabulary.write(out, text, words=sorted(words), kind="reader")
@@ -108,8 +110,7 @@ def prepare(
                 counts.update(paragraphs=len(example.paragraph_starts), tokens=length)
                 counts["longest"] = max(counts["longest"], length)
         if not counts["questions"]:
-            problem = f"{corpus}: no question is left in {split}"
-            raise UserError(f"{problem}; {drops.summary()}" if drops.counts else problem)
+            raise UserError(f"{corpus}: no question is left in {split}{drops.summary()}")
         if drops.counts or drops.moved:
             print(f"{split}: {drops}")
         counts["dropped"] = drops.counts.total()
@@ -138,8 +139,7 @@ def draw_documents(
     sizes, document_of = _documents(r for path in paths for r in reader(path, unusable))
     if len(sizes) <= len(shares):
         allowed = f"more than {len(shares)}, to draw {' and '.join(shares)} from, or files of each"
-        allowed += f" split; {unusable.summary()}" if unusable.counts else " split"
-        raise wrong(f"documents of {paths[0]}", len(sizes), allowed)
+        raise wrong(f"documents of {paths[0]}", len(sizes), f"{allowed} split{unusable.summary()}")
     order, drawn, total = sorted(sizes), {}, sum(sizes.values())
     random.Random(seed).shuffle(order)
     for others, (split, share) in zip(range(len(shares), 0, -1), shares.items(), strict=True):

@@ -161,10 +161,11 @@ class Drops:
             self.add(place, "malformed", f"{type(error).__name__}: {error}")
 
     def summary(self) -> str:
-        """One line: why and where the first was left out, and how many more were."""
-        reason, (first, *_) = next(iter(self.examples.items()))
-        first, others = " ".join(first.splitlines()), self.counts.total() - 1
-        return f"left out: {reason}: {first}" + (f"; and {others:,} more" if others else "")
+        """The end of a line: why and where the first was left out, if any, and how many more."""
+        for reason, (first, *_) in self.examples.items():
+            first, others = " ".join(first.splitlines()), self.counts.total() - 1
+            return f"; left out: {reason}: {first}" + (f"; and {others:,} more" if others else "")
+        return ""
 
     def __str__(self) -> str:
         took = f"took {self.moved:,} answers where the text stands, not at answer_start"
