@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fairseq_clusterformer.data import TOKENIZER
 from fairseq_clusterformer.data.characters import FORM, composed, words_of
-from fairseq_clusterformer.errors import reading
+from fairseq_clusterformer.errors import bad_option, reading
 from fairseq_clusterformer.outputs import make_folder
 
 from . import SPLITS
@@ -69,9 +69,8 @@ def prepare(
         examples, counts = _tokenise(corpus, max_length, model)
         for folder, dealt in _deal(corpus, examples, shares, seed).items():
             about = {"folder": folder, "classes": corpus.classes, "tokenised": corpus.tokenised}
-            places = work / "texts", out / folder
-            words = vocabulary_size, min_count
-            facts = _write_folder(corpus, examples, dealt, *places, model, *words)
+            how = work / "texts", out / folder, model, vocabulary_size, min_count
+            facts = _write_folder(corpus, examples, dealt, *how)
             record = about | facts | {"parts": counts} | options_and_sources
             (out / folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
             if vocabulary:
@@ -93,9 +92,8 @@ def split_words(
         words = [model.symbols[i] for i in model.encode(text).ids]
     else:
         words = text.lower().split() if tokenised else words_of(text.lower())
-    if max_length and len(words) >= max_length:
-        return words[: max_length - 1], True
-    return words, False
+    cut = bool(max_length) and len(words) >= max_length
+    return words[: max_length - 1] if cut else words, cut
 
 
 def _tokenise(
@@ -197,13 +195,15 @@ def _write_folder(
             facts[split]["also in train"] = sum(each in known for each in columns)
         columns = (labels, groups, *zip(*columns, strict=True))
         for name, cells in zip(("label", "group", *inputs), columns, strict=True):
-            lines = "".join(f"{cell}\n" for cell in cells)
-            (texts / f"{split}.{name}").write_text(lines, encoding="utf-8")
+            (texts / f"{split}.{name}").write_text("".join(f"{x}\n" for x in cells), "utf-8")
     if model is not None:
         dictionary = binarize.symbol_dictionary(model.symbols)
     else:
         words = binarize.count_words(texts / f"train.{name}" for name in inputs)
         dictionary = binarize.word_dictionary(words, vocabulary_size, 1, min_count)
+        if len(dictionary) == dictionary.nspecial:
+            problem = f"no word of train is left, with --min-count {min_count}"
+            raise bad_option("--vocabulary-size", vocabulary_size, "more, or fewer times", problem)
     class_dictionary = binarize.symbol_dictionary(corpus.classes)
 
     def class_items(block: bytes) -> Iterator:

@@ -272,6 +272,7 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert often == [count for count in counts if count >= counts[3]] != counts
 
 
+TABLE = "good\tx\nbad\ty\n" * 40
 OWN_MISTAKES = {  # what is said of a file: its name, its content, and options
     "line 2: 1 columns, ['x']; allowed: 2 columns (lab": ("a.tsv", "x\ty\nx"),
     "a.tsv: line 2: the label is ''; allowed: a label but <s>": ("a.tsv", "x\ty\n\ty"),
@@ -280,12 +281,14 @@ OWN_MISTAKES = {  # what is said of a file: its name, its content, and options
     "9 labels in 9 examples, such as": ("a.tsv", "".join(f"{i}\ty\n" for i in range(9))),
     "4 examples are too few to draw test from": ("a.tsv", "a\tx\nb\ty\n" * 2),
     "line 2: {'a': '1'": ("a.csv", "a,b\n1,2", "--label-field=y"),
-    "no other line has the label 'mo": ("a.csv", "mood,words\n" + "good,x\nbad,y\n" * 9),
+    "no other line has the label 'mo": ("a.csv", "mood,words\n" + TABLE.replace("\t", ",")),
     r"a.jsonl: line 1: '\ud83d' is half a": ("a.jsonl", '{"label": "a", "text": "\\ud83d"}'),
     "a.jsonl: line 1: '[[[[": ("a.jsonl", "[" * 100_000),
     "line 1: {'label': None, 'text'": ("a.jsonl", '{"label": null, "text": "x"}'),
     "a.tsv: line 1: byte 0xE9 ": ("a.tsv", b"x\t\xe9"),
     "--text-fields is a,b,c; allowed": ("a.tsv", "a\tx\n", "--text-fields=a,b,c"),
+    "no word of train is left, with --min-count 99": ("a.tsv", TABLE, "--min-count=99"),
+    "--vocabulary-size is 4: no word": ("a.tsv", TABLE, "--vocabulary-size=4"),
 }
 
 
