@@ -272,7 +272,7 @@ def test_own_files_of_each_split_and_no_test(tmp_path, capsys):
     assert often == [count for count in counts if count >= counts[3]] != counts
 
 
-TABLE = "good\tx\nbad\ty\n" * 40
+TABLE = "".join(f"good\tx{i}\nbad\ty{i}\n" for i in range(30))
 OWN_MISTAKES = {  # what is said of a file: its name, its content, and options
     "line 2: 1 columns, ['x']; allowed: 2 columns (lab": ("a.tsv", "x\ty\nx"),
     "a.tsv: line 2: the label is ''; allowed: a label but <s>": ("a.tsv", "x\ty\n\ty"),
