@@ -235,7 +235,7 @@ def address(desk: Desk):
             [
                 'id="verdict"><strong>No answer found',
                 r"Most likely, no answer here \(probability",
-                '(?s)(<li class="guess">.*){3}',
+                '(?s)(<li class="guess">.*){2}',
             ],
         ),
         ("", "", "Who?", [r'id="said"[^>]*class="bad">document is none; allowed: one or']),
