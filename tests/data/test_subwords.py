@@ -85,11 +85,11 @@ def test_empty_tokens_are_in_no_cover():
         tokens.cover(1, 3)
 
 
-@pytest.mark.parametrize("name", ["vocab.bpe", "encoder.json", "x.model"])
+@pytest.mark.parametrize("name", ["vocab.bpe", "encoder.json", "x.model", "bpe.codes"])
 def test_refuses_other_files(name, tmp_path):
     file = write_gpt2(tmp_path, merges=3) / name
     file.write_text("{ x")
-    path = file if name == "x.model" else tmp_path
+    path = file if name in ("x.model", "bpe.codes") else tmp_path
     with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a "):
         subwords.load(path)
 
