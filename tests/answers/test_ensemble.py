@@ -34,6 +34,7 @@ def test_what_shares_a_softmax_has_one_mean():
     slots = torch.randn(2, 2, 2, 4)
     readers = [AnswerLogits.shared(*logits(6, 6, 6), of_reader) for of_reader in slots]
     found = mean_logits(readers)
+    assert found.slots.shape == slots[0].shape
     for i, name in enumerate(("start", "end")):
         each = [torch.cat([one.slots[:, i], getattr(one, name)], 1).softmax(-1) for one in readers]
         whole = torch.cat([found.slots[:, i], getattr(found, name)], 1)

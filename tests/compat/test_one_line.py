@@ -66,6 +66,7 @@ def test_a_job_of_hydra(hook, capsys):
         ("dataset.batch_size=x", "dataset.batch_size: Value 'x' of type 'str' could not be conve"),
         ("common.log_format=x", "Invalid value 'x', expected one of [json, none, simple, tqdm]"),
         ("model.num_clustrs=3", "num_clustrs: Key 'num_clustrs' is not in struct; allowed: num_c"),
+        ("model.zzz=3", "zzz: Key 'zzz' is not in struct; allowed: what the configuration names"),
         ("~common.fp8", "Could not delete from config. 'common.fp8' does not exist."),
         ("common: {seed: 1.5}", "'given' with schema; common.seed: Value '1.5' of type 'float'"),
         ("comon: {seed: 1}", "comon: Key 'comon' not in 'FairseqConfig'; allowed: common"),
