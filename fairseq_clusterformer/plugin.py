@@ -1,6 +1,6 @@
 """``import fairseq_clusterformer.plugin`` does in Python what ``--user-dir`` does for commands: it
 registers the models, criterions, tasks and the text coding with fairseq, and mends fairseq for
-today's torch. It is the one module that knows all wings."""
+today's torch. Of the wings it knows ETC alone, which has models to register."""
 
 from . import compat, criterions, models  # noqa: F401  the last two register themselves
 from .data import coding  # noqa: F401

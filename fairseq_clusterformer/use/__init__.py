@@ -1,6 +1,6 @@
 """Using trained models."""
 
-#: of each task, the class that uses its models; the plug-in adds those of the wings
+#: of each task, the class that uses its models, imported when asked for; the plug-in adds ETC's
 CLASSES = {
     "language_modeling": "fairseq_clusterformer.use.language_model:LanguageModel",
     "translation": "fairseq_clusterformer.use.translate:Translator",
