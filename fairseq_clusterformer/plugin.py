@@ -6,9 +6,6 @@ from . import compat, criterions, models  # noqa: F401  the last two register th
 from .data import coding  # noqa: F401
 from .etc import masked_lm, reader  # noqa: F401
 from .tasks import clusterformer_masked_lm, clusterformer_qa, clusterformer_sentence  # noqa: F401
-from .use import CLASSES
-
-CLASSES["etc_masked_lm"] = "fairseq_clusterformer.etc.pretrained:DocumentModel"
 
 
 def registered(cfg):

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Optional
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 from torch.overrides import TorchFunctionMode
 
+from fairseq_clusterformer import plugin  # noqa: F401  all that a checkpoint may name
 from fairseq_clusterformer.compat.checks import dataclass_of
 from fairseq_clusterformer.compat.saving import UNREADABLE, check_state, why_no_checkpoint
 from fairseq_clusterformer.errors import UserError, bad_option, check_no_pipes, first_line
@@ -31,8 +31,6 @@ from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import check_ranges
 
 from .bundle import ALLOWED, Loaded, data_files, is_bundle, located, no_file, read_bundle
-
-import_module("fairseq_clusterformer.plugin")  # all that a checkpoint may name
 
 PLUGIN = "and the plug-in (--user-dir)"
 #: options of what a training read or ran, which a stranger may have chosen

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from torch.multiprocessing import ProcessRaisedException
 
 from fairseq_clusterformer.errors import check_no_pipes, first_line, refused
+from fairseq_clusterformer.moved import user_dir_of
 from fairseq_clusterformer.ranges import check_ranges
 
 from .saving import UNREADABLE
@@ -124,8 +125,11 @@ def check_names(cfg) -> None:
         chosen = cfg.get(section)
         chosen = chosen if chosen is None or isinstance(chosen, str) else chosen.get("_name")
         if chosen is not None and chosen not in names:
-            close = ", ".join(get_close_matches(chosen, sorted(names))) or "a registered name"
-            raise refused(f"{section}._name", chosen, close, "unknown")
+            problem, close = "unknown", get_close_matches(chosen, sorted(names))
+            allowed = ", ".join(close) or "a registered name"
+            if folder := user_dir_of(chosen):
+                problem, allowed = "it has moved", f"it with common.user_dir={folder}"
+            raise refused(f"{section}._name", chosen, allowed, problem)
 
 
 def dataclass_of(section: str, options) -> type | None:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from fairseq.utils import apply_to_sample
 from torch import Tensor
 
+from fairseq_clusterformer.data.characters import sentences as sentences_in
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import UserError, bad_option
@@ -73,6 +75,19 @@ class MaskedLanguageModel(Pretrained):
         if isinstance(self.model, EncoderOnlyModel):
             return self.model.encoded(tokens)[0][0]
         return self.model(tokens, features_only=True)[0][0]  # fairseq's roberta
+
+
+class DocumentModel(MaskedLanguageModel):
+    """ETC's encoder, which reads a text as a document of sentences."""
+
+    @torch.no_grad()
+    def _states(self, text: str) -> Tensor:
+        parts = [line[i:j] for line in text.splitlines() for i, j in sentences_in(line)]
+        if not parts:
+            raise bad_option("text", repr(text), "a word or more")
+        given = self.loaded.task.document([self.coding.encode(part) for part in parts])
+        given = apply_to_sample(lambda x: x.to(self.device), given)
+        return self.model.read(given["src_tokens"], given["parts"]).of_long[0]
 
 
 def check_numbers(**given: float | None) -> None:

@@ -102,6 +102,7 @@ def hydra_config(**changed: object) -> DictConfig:
         ({"model__num_clusters": "many"}, "num_clusters: Value 'many' of type 'str' could not be"),
         ({"model__num_clustrs": 3}, "num_clustrs: Key 'num_clustrs' not in '"),
         ({"model___name": "clusterfomer_lm"}, "model._name is clusterfomer_lm: unknown; allowed"),
+        ({"model___name": "bidaf_reader_x"}, "moved; allowed: it with common.user_dir=examples/"),
         ({"criterion": "nope"}, "criterion._name is nope: unknown; allowed: a registered name"),
         ({"task": None}, "--config-name is byt: it names no task; allowed: a file of"),
     ],
