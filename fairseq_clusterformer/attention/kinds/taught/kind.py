@@ -252,9 +252,8 @@ class Taught(Kind):
         else:  # of few it is computed again: its gradient then is that of few queries, not of all
             rows = places + x.size(1) * torch.arange(len(x), device=x.device).view(-1, 1, 1)
             by_head = rows.transpose(0, 1).flatten()
-            x = at_least_float32(x.flatten(0, 1).index_select(0, by_head)).unflatten(
-                0, (heads, -1)
-            )
+            x = x.flatten(0, 1).index_select(0, by_head)
+            x = at_least_float32(x).unflatten(0, (heads, -1))
             weight = self.query_proj.weight.to(x.dtype).unflatten(0, (heads, -1))
             q = (x @ weight.transpose(-1, -2)).unflatten(1, (len(places), -1)).transpose(0, 1)
         return Scouts(queries, places, *self.shares(q, k, mask, log_held))
