@@ -65,6 +65,12 @@ CAUSAL = {
     "taught, clusters of keys": "taught(clusters_per=kv-head,sinks=2,summaries=3,probes=2,gap=3)",
     "window+lsh, sinks, gap": "window+lsh(sinks=2,gap=2)",
     "xl, sinks": "xl(sinks=1)",
+    "kmeans, index": "kmeans(interval=1,index=2)",
+    "routing, index, gap": "routing(index=2,gap=3,sinks=1)",
+    "neural, index": "neural(index=3)",
+    "taught, index": "taught(index=3,probes=2,gap=2)",
+    "window+taught, index, sinks, clusters of keys": "window+taught(index=4,probes=2,gap=3,sinks=2,"
+    "clusters_per=kv-head)",
 }
 BIDIRECTIONAL = {
     "full": "full",
@@ -96,9 +102,12 @@ BIDIRECTIONAL = {
     "kmeans, chunk": "kmeans(rule=chunk,interval=1)",
     "kmeans, recent": "kmeans(interval=1)",
     "window+kmeans, chunk, many clusters": "window+kmeans(rule=chunk,clusters=100)",
+    "kmeans, index": "kmeans(interval=1,index=2)",
+    "routing, index": "routing(index=3,gap=2)",
+    "taught, index": "taught(index=3,probes=2,gap=2)",
 }
 
-FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds"}
+FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds", "index": "cluster_index"}
 
 # Kinds that carry more than rings from token to token, which no document of a row may begin with.
 CARRIED_ON = (
@@ -109,6 +118,8 @@ CARRIED_ON = (
     "taught, dropped keys, summaries, probes",
     "taught, sinks, summaries, probes",
     "taught, clusters of keys",
+    "taught, index",
+    "window+taught, index, sinks, clusters of keys",
 )
 
 # By the kernel blocks every kind; by triton those whose layouts differ: its interpreter is slow.

@@ -44,6 +44,8 @@ def test_steps_are_the_whole(kind, padding, portions, mode):
     options = {"dtype": torch.float64, "length": 23, **MODES[mode]}
     dtype, length = options.pop("dtype"), options.pop("length")
     half = torch.finfo(dtype).bits == 16
+    if half and "index" in kind:  # or rounding would choose between keys of about one logit
+        options["index"] = length
     module = build(kind, causal=True, dtype=torch.float32 if half else dtype, **options).to(dtype)
     mask = hidden_of(padding, length)
     x = torch.randn(*mask.shape, WIDTH).to(dtype)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import chosen, cpu, join, joint_attention
+from ..kernels import chosen, cpu, join, joint_attention, least_logits
 from ..precision import at_least_float32
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
-from .past import Entries, Kept, Keys, Near, Rings, Stores
+from .past import Entries, Kept, Keys, Lists, Near, Rings, Stores
 from .projections import QKV, rotated
 from .tokens import Assignment, Tokens, for_each
 
@@ -52,6 +52,13 @@ def attend(
     if past:  # kept tokens ask for nothing
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
+    if rule.index:
+        _, layouts, own = calls[0]
+        of_index = layouts[: len(sight.ranges)]
+        whole = whole.repeated()
+        least = least_logits(*whole[:2], of_index, rule.index, impl=seen.tokens.impl)
+        layouts = [replace(one, least=least) for one in of_index] + layouts[len(of_index) :]
+        calls[0] = whole, layouts, own
     results, joined = [], len(calls) + len(seen.others) > 1
     how = {"dropout": heads.dropout, "impl": seen.tokens.impl}
     for qkv, some, own in calls:
@@ -113,6 +120,12 @@ def _behind(
     heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
 ) -> Stores:
     text, near, entries = seen.text, None, _entries(heads, seen.assignment)
+    if rule.index:
+        lists = stores.lists or Lists.empty(entries, text.rings[:, :, 0], rule.clusters)
+        mask, rings = text.tokens.padding_mask, text.rings[:, :, 0, text.past :]
+        rings = rings if mask is None else rings.masked_fill(mask.unsqueeze(1), rule.clusters)
+        lists.store(entries, rings, seen.tokens.positions, seen.tokens.padding_mask)
+        return Stores(seen.assigned, lists, others=others)
     sinks = _sinks(entries, seen.tokens, rule, stores)
     if text.past:
         entries = torch.cat([text.kept, entries], dim=2)
@@ -126,7 +139,7 @@ def _behind(
         hidden = waiting if keys.hidden is None else keys.hidden | waiting
         keys = keys._replace(hidden=hidden)
     how = {"clusters": rule.clusters, "window": rule.by_cluster, "counted": rule.drops_keys}
-    return Stores(seen.assigned, Rings.of(keys, **how), near, sinks, others)
+    return Stores(seen.assigned, None, Rings.of(keys, **how), near, sinks, others)
 
 
 def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, Stores]:
@@ -142,6 +155,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         shape = len(entries), 1, 1, 1
         written = read = torch.zeros(shape, dtype=torch.long, device=entries.device)
     written, near, rings = written.squeeze(-1), stores.near, stores.rings
+    if rule.index:
+        return _one_of_lists(heads, seen, rule, stores, entries, read.squeeze(2), written, mask)
     if rings is None:
         nothing = Keys(entries[:, :, :0], written.unsqueeze(-1)[..., :0], None)
         rings = Rings.of(nothing, clusters=rule.clusters, window=None, counted=False)
@@ -150,7 +165,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
         rings.seen = rings.given  # not all are given the same tokens from now on
     stores = replace(stores, assigned=seen.assigned, rings=rings, near=near)
-    if (in_cpp := _in_cpp(heads, seen, behind, rule, stores)) is not None:
+    if (in_cpp := _in_cpp(heads, seen, behind, rule, stores, rings.kept)) is not None:
         given, others = in_cpp
         given |= {"entry": entries, "rings": rule.clusters, "read": read, "written": written}
         given |= {"kept": rings.kept, "seen": rings.given}
@@ -204,18 +219,59 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     return out, replace(stores, sinks=sinks, others=others)
 
 
+def _one_of_lists(
+    heads: QKV,
+    seen: Seen,
+    rule: Rule,
+    stores: Stores,
+    entries: Tensor,
+    read: Tensor,
+    written: Tensor,
+    behind: Tensor | None,
+) -> tuple[Tensor, Stores]:
+    """The same of an index: where a token is behind no sink, bool [B, 1], it is in no list."""
+    tokens, q, place = seen.tokens, heads.q, seen.tokens.positions.expand(len(entries), -1)
+    lists = stores.lists or Lists.empty(entries, written, rule.clusters)
+    lists.open(1)
+    if behind is not None:
+        written = written.masked_fill(behind.unsqueeze(1), rule.clusters)
+    if tokens.begins is not None:
+        lists.latest = lists.latest.masked_fill(tokens.begins.unsqueeze(-1), -1)
+    stores = replace(stores, assigned=seen.assigned, lists=lists)
+    if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, lists.entries)) is not None:
+        given, others = in_cpp
+        kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
+        given |= {"entry": entries, "kept": kept, "rings": rule.clusters}
+        given |= {"read": read.unsqueeze(2), "written": written}
+        given |= {"latest": lists.latest, "earlier": lists.before, "listed": lists.clusters}
+        given |= {"place": place, "index": rule.index, "gap": rule.gap, "own": True}
+        given |= {"number_of_sinks": rule.sinks, "own_bias": rule.own_bias}
+        lists.steps += 1  # it stores the token
+        return cpu.step(q, **given), replace(stores, others=others)
+    hidden = tokens.padding_mask
+    hidden = None if hidden is None else hidden.view(-1, 1, 1, 1)
+    own = Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
+    visible = [lists.look(q, read, rule.index, place - rule.gap), own]
+    visible.append(lists.near(rule.gap, rule.sinks, place))
+    out = _softmax(q, visible, joined=bool(seen.others))
+    lists.store(entries, written, place, tokens.padding_mask)
+    out, others = _joined([out], heads, seen, stores)
+    return out, replace(stores, others=others)
+
+
 def _in_cpp(
-    heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores
+    heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores, kept: Tensor
 ) -> tuple[dict[str, Any], tuple[Kept, ...]] | None:
     """What the step in C++ is given of sinks and others, and what is kept of the others; None:
-    that step does not know all that the token sees."""
+    that step does not know all that the token sees. ``kept``: entries in rings or lists."""
     q, sinks, near = heads.q, stores.sinks, stores.near
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
-    if any(t is not None for t in special) or (rule.sinks and sinks is None):
+    no_sinks = rule.sinks and sinks is None and not rule.index
+    if any(t is not None for t in special) or no_sinks:
         return None
-    kept = stores.rings.kept, sinks, None if near is None else near.kept
+    kept = kept, sinks, None if near is None else near.kept
     if any(t is not None and t.dtype != q.dtype for t in kept):
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):

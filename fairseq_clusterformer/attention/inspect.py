@@ -25,7 +25,7 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
     """As :func:`token_clusters`, of each router which key (the last dimension) each query sees,
     bool [B, G, N, N]; B and G are 1 where all rows or heads agree. It takes N x N of memory. A key
     that counts only where nothing else is seen is seen by such a query alone. The mean of a
-    cluster is no key."""
+    cluster is no key; of an index, these are the keys that it chooses from."""
     return _of_routers(_seen_by_any, model, *inputs, **named_inputs)
 
 

@@ -61,6 +61,7 @@ class Rule(Traits):
     name: str = "recent"  # or "chunk", or "leaking-chunk" (CF22's Appendix B)
     gap: int = 0  # G; keys that are nearer than G tokens are seen by position, not by cluster
     sinks: int = 0  # first tokens of a document that each of its queries sees
+    index: int = 0  # T: of all keys by cluster, a query sees the T of largest logit; 0: W of each
 
     @property
     def by_cluster(self) -> int | None:
@@ -118,7 +119,7 @@ class Text:
 class Sight:
     """What each query of a text sees, under one softmax; what two layouts show counts twice."""
 
-    ranges: tuple[Layout, ...] = ()  # keys by cluster
+    ranges: tuple[Layout, ...] = ()  # keys by cluster, from which an index chooses
     near: tuple[Layout, ...] = ()  # keys by position
     sinks: tuple[Layout, ...] = ()  # the first tokens of its document
     constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
@@ -175,10 +176,10 @@ class Kind(nn.Module, ABC):
         self.shape, self.options = shape, options
         traits = self.declare(options, shape)
         apart = shape.causal and traits.own != "in_cluster"
-        least_gap = max(traits.least_gap, int(apart))
+        least_gap = max(traits.least_gap, int(apart or options.index > 0))
         given = {"causal": shape.causal, "name": options.rule, "sinks": options.sinks}
-        given["clusters"] = traits.clusters or options.clusters
-        given["window"] = traits.window or options.window
+        given["clusters"], given["index"] = traits.clusters or options.clusters, options.index
+        given["window"] = None if options.index else traits.window or options.window
         self.rule = rule = Rule(**vars(traits) | given | {"gap": max(options.gap, least_gap)})
         allowed = ("recent", "leaking-chunk") if shape.causal else ("chunk", "recent")
         if rule.name not in allowed:
@@ -188,6 +189,8 @@ class Kind(nn.Module, ABC):
             raise OptionError("rule", rule.name, f"{those} in {where}")
         if rule.gap > least_gap and rule.name != "recent":
             raise OptionError("gap", rule.gap, f"{least_gap} with the rule {rule.name}")
+        if rule.index and rule.name != "recent":
+            raise OptionError("index", rule.index, f"0 with the rule {rule.name}")
         if rule.sinks and not rule.can_step:
             raise OptionError("sinks", rule.sinks, "0 but in a causal model with the rule recent")
         if rule.by_cluster == 0:

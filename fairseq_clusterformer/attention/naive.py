@@ -64,6 +64,9 @@ def _attended(head: Head, i: int) -> Tensor:
         see = SIGHT.get((head.kind, rule.name), recent if rule.name == "recent" else chunk)
         for looks, of_keys in zip(head.looks, head.of_keys, strict=True):
             far += see(head, looks[i], of_keys, i)
+        if rule.index:
+            logit = (k @ q[i] / math.sqrt(q.size(1)) + q.new_tensor(head.bias)).tolist()
+            far = sorted(far, key=lambda j: -logit[j])[: rule.index]
         back = [i - j if rule.causal else abs(i - j) for j in range(len(k))]
         near += [j for j in range(rule.sinks, len(k)) if 0 < back[j] < rule.gap]
     if i not in far and not (rule.own == "fallback" and far + near):

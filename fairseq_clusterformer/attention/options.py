@@ -86,7 +86,7 @@ class Options:
     """Raises OptionError: a value outside of what its field allows."""
 
     # Of a kind that has no such option; without a type, these are no fields.
-    window, clusters, gap, sinks, rule = None, 1, 0, 0, "recent"
+    window, clusters, gap, sinks, rule, index = None, 1, 0, 0, "recent", 0
 
     def __post_init__(self):
         for item in fields(self):
@@ -141,7 +141,20 @@ class ClusterOptions(WindowOptions):
 
 
 @dataclass(frozen=True)
-class FuzzyOptions(ClusterOptions):
+class IndexOptions(ClusterOptions):
+    """Options of kinds whose clusters may be an index of all keys."""
+
+    index: int = option(
+        0,
+        "heads that cluster see, of all keys of their clusters, so many whose logits are largest, "
+        "and decoding drops no key; 0: they see the W latest",
+        flag="cluster_index",
+        at_least=0,
+    )
+
+
+@dataclass(frozen=True)
+class FuzzyOptions(IndexOptions):
     """Options of kinds that assign by a similarity over a temperature (CF22 eq. 2)."""
 
     similarity: str = option(

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import sort_by_cluster
+from ..precision import at_least_float32
 from .tokens import any_padding, for_each
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows
@@ -250,10 +251,95 @@ class Near(Kept):
 
 
 @dataclass
+class Lists(Kept):
+    """All keys of a document, the n-th in slot n, as inverted lists: of each cluster the latest
+    key, and of each key the one before it in its list. What is new is written into its place; room
+    doubles, and its last slot takes padding."""
+
+    entries: Tensor  # [B, J, room, C]
+    clusters: Tensor  # of each key, int64 [B, G, room]; K: it is in no list
+    before: Tensor  # the slot of the key before it in its list, int64 [B, G, room]; -1: none
+    latest: Tensor  # the slot of each list's latest key, int64 [B, G, K + 1]; -1: it is empty
+    steps: int  # tokens that were given
+
+    @classmethod
+    def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
+        """Of so many clusters, for keys like these."""
+        slots = rings.new_empty(*rings.shape[:2], 0)
+        latest = rings.new_full((*rings.shape[:2], clusters + 1), -1)
+        return cls(entries[:, :, :0], slots, slots, latest, 0)
+
+    def open(self, number: int) -> None:
+        """Make room for so many more tokens, and for padding."""
+        room, needed = self.entries.size(2), self.steps + number + 1
+        if needed > room:
+            more = max(needed, 2 * room, FIRST_ROOM) - room
+            self.entries = pad(self.entries, (0, 0, 0, more))
+            self.clusters, self.before = (pad(t, (0, more)) for t in (self.clusters, self.before))
+
+    def store(self, entries: Tensor, rings: Tensor, place: Tensor, mask: Tensor | None) -> None:
+        """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], at their places in documents [1
+        or B, N]; but no padding, bool [B, N]."""
+        self.open(rings.size(-1))
+        self.steps += rings.size(-1)
+        place = place.expand(len(rings), -1)
+        if mask is not None:
+            place = place.masked_fill(mask, self.entries.size(2) - 1)
+            rings = rings.masked_fill(mask.unsqueeze(1), self.latest.size(-1) - 1)
+            entries = entries.masked_fill(mask[:, None, :, None], 0.0)
+        slot = place.unsqueeze(1).expand_as(rings)
+        order, _ = sort_by_cluster(rings.contiguous(), self.latest.size(-1))
+        of_list, slots = rings.gather(-1, order), slot.gather(-1, order)
+        first = of_list.diff(prepend=of_list[..., :1] - 1) != 0
+        before = torch.where(first, self.latest.gather(-1, of_list), slots.roll(1, -1))
+        self.before = self.before.scatter(-1, slots, before)
+        self.clusters = self.clusters.scatter(-1, slot, rings)
+        self.latest = self.latest.scatter_reduce(-1, rings, slot, "amax")
+        if torch.is_grad_enabled():  # what was attended to is read again
+            self.entries = self.entries.clone()
+        self.entries.scatter_(2, place[:, None, :, None].expand_as(entries), entries)
+
+    def look(self, q: Tensor, read: Tensor, number: int, latest: Tensor) -> Entries:
+        """Of lists int64 [B, Q, P], up to a slot [B, 1], the keys of the largest logits that
+        queries [B, H, 1, E] have."""
+        slot = torch.arange(self.steps, device=q.device)
+        of_keys = for_each(read, self.clusters[..., : self.steps])
+        listed = (of_keys.unsqueeze(-2) == read.unsqueeze(-1)).any(-2)
+        listed = listed & (slot <= latest).unsqueeze(1)
+        most = int(listed.sum(-1).max())
+        listed, at = listed.byte().topk(most)  # of lists that have fewer keys, some others
+        if at.size(1) < self.entries.size(1):  # heads that share lists
+            listed, at = (for_each(self.entries, t) for t in (listed, at))
+        found = for_each(at, self.entries)
+        found = found.gather(2, at.unsqueeze(-1).expand(*at.shape, found.size(-1)))
+        asks, hidden = q.squeeze(2), for_each(q, listed) == 0
+        biased = found.size(-1) > 2 * q.size(-1)
+        if biased:
+            asks = pad(asks, (0, 1), value=q.size(-1) ** 0.5)
+        asks = at_least_float32(asks).unflatten(1, (at.size(1), -1))
+        logits = (asks @ at_least_float32(found[..., : asks.size(-1)]).mT).flatten(1, 2)
+        if most > number:
+            logits = logits.masked_fill(hidden, -torch.inf)
+            hidden = hidden | (logits < logits.topk(number).values[..., -1:])
+        return Entries(found.flatten(0, 1), hidden.unsqueeze(2), biased=biased)
+
+    def near(self, gap: int, sinks: int, place: Tensor) -> Entries:
+        """What a query at a place [B, 1] sees by position."""
+        first = torch.arange(sinks, device=place.device)
+        nearer = place + torch.arange(1 - gap, 0, device=place.device)
+        hidden = torch.cat([first >= place, nearer < sinks], dim=-1)
+        at = torch.cat([first.expand(len(place), -1), nearer], dim=-1)
+        at = at.clamp(0, self.entries.size(2) - 1)
+        at = at[:, None, :, None].expand(-1, self.entries.size(1), -1, self.entries.size(-1))
+        return Entries(self.entries.gather(2, at).flatten(0, 1), hidden[:, None, None])
+
+
+@dataclass
 class Stores(Kept):
     """What a kind keeps."""
 
     assigned: State = field(default_factory=dict)  # what ``Kind.assign`` returned
+    lists: Lists | None = None  # of an index, in place of rings, near and sinks
     rings: Rings | None = None
     near: Near | None = None
     #: the first S tokens of a document, 0 where there are fewer, [B, J, S, C]
@@ -264,6 +350,13 @@ class Stores(Kept):
         """All keys that are kept, those of rings before those that are near, and which of them
         are no sinks, bool [B, M]; None: there are none. ``before``: real tokens that each row has
         had, int64 [B, 1]; ``behind_sinks``: without sinks."""
+        if self.lists is not None:
+            steps, none = self.lists.steps, self.lists.latest.size(-1) - 1
+            slot = torch.arange(steps, device=before.device)
+            missing = slot >= before
+            hidden = missing | (slot < before - behind_sinks)
+            rings = self.lists.clusters[..., :steps].masked_fill(hidden.unsqueeze(1), none)
+            return Keys(self.lists.entries[:, :, :steps], rings.unsqueeze(2), hidden), missing
         if self.rings is None:
             return None
         found = [self.rings.keys()]

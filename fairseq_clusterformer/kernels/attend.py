@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..precision import at_least_float32, autocast_off
-from .blocks import Blocks
+from . import cpu as of_cpu
+from .blocks import Blocks, best
 from .cpu import Cpu
 from .kernel import TENSORS, Call, Carry, Kernel, Layout, Own, Reference, empty_like, validate
 from .triton import Triton
@@ -127,6 +128,29 @@ def joint_attention(
         tensors, rest = _flat(calls, computed_wide)
         out, lse = _Attention.apply(kernel, rest, *tensors)
     return out if wide else out.to(q.dtype), lse
+
+
+@torch.no_grad()
+def least_logits(
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], number: int, *, impl: str = "auto"
+) -> Tensor:
+    """The ``number``-th largest of the logits that queries have in ranges of all layouts together,
+    for :class:`Layout`'s ``least``, at least float32 [B, H, N]; -inf where they see no more keys.
+    It is lowered by what rounding may change: what is as large as it is seen too."""
+    q, k = at_least_float32(q), at_least_float32(k)
+    calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
+    for call in calls:
+        validate(call)
+    with autocast_off(q):
+        if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
+            least = of_cpu.least(calls, number)
+        else:
+            found = best(calls[0], number + 1)
+            for call in calls[1:]:
+                found = torch.cat([found, best(call, number + 1)], dim=-1).topk(number + 1).values
+            more = found[..., -1:].isfinite()
+            least = found.topk(number).values[..., -1:].where(more, -torch.inf).squeeze(-1)
+    return least - (1 + least.abs()) * torch.finfo(least.dtype).eps ** 0.75
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..precision import at_least_float32
 from .kernel import LOG2_E, TENSORS, Call, Carry, Gradients, OneByOne
 
 TILE = 64  # slots, if the sequence is longer than that
@@ -40,7 +41,7 @@ class _Plan:
     def __init__(self, call: Call):
         q, layout = call.q, call.layout
         self.call, (batch, heads, length, _) = call, q.shape
-        parts = [x for name in TENSORS if (x := getattr(layout, name)) is not None]
+        parts = [x for name in TENSORS[:-1] if (x := getattr(layout, name)) is not None]
         groups = heads if any(x.size(1) > 1 for x in parts) else 1
         self.rows, self.heads = (batch, groups), heads // groups
         # A short sequence is one tile, of a multiple of 8 slots.
@@ -53,6 +54,10 @@ class _Plan:
         # [B or 1, G or 1, slots] to [R * tiles, T], filled up with 0.
         bounds = (pad(x, (0, -x.size(-1) % self.tile)).expand(*self.rows, -1) for x in bounds)
         self.lo, self.hi = (x.reshape(-1, self.tile) for x in bounds)
+        self.least = None
+        if layout.least is not None:
+            least = at_least_float32(layout.least).expand(batch, heads, length)
+            self.least = self.to_slots(least.unsqueeze(-1), self.queries)
 
     def _side(self, order: Tensor | None, count: Tensor | None) -> _Side:
         batch, heads, length, _ = self.call.q.shape
@@ -135,7 +140,9 @@ class _Plan:
         return [self.to_slots(x, self.keys) for x in found]
 
 
-def _logits(hidden: Tensor, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+def _logits(
+    plan: _Plan, queries: Tensor, hidden: Tensor, q: Tensor, k: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Logits of a group in units of log 2 [c * h, T, num_tiles * T], -inf where a key is not seen;
     queries [c * h, T, E], keys [c * h, num_tiles * T, E], biases [c * h * num_tiles, T, 1]."""
     logits = torch.bmm(q * (LOG2_E / math.sqrt(q.size(-1))), k.mT)
@@ -143,6 +150,9 @@ def _logits(hidden: Tensor, q: Tensor, k: Tensor, bias: Tensor | None = None) ->
         logits.add_(bias.view(len(q), 1, -1), alpha=LOG2_E)
     by_head = logits.view(len(hidden), -1, *hidden.shape[2:])
     by_head.masked_fill_(hidden, -math.inf)
+    if plan.least is not None:
+        least = plan.least.index_select(0, queries) * LOG2_E
+        logits.masked_fill_(logits < least, -math.inf)
     return logits
 
 
@@ -155,7 +165,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
         q = q_tiles.index_select(0, queries).to(dtype)
         k, v, *of_group = (x.index_select(0, seen).to(dtype) for x in keys)
         k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(hidden, q, k, *of_group)
+        weights = _logits(plan, queries, hidden, q, k, *of_group)
         peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
         weights.sub_(peak).exp2_()  # a tile sees all its keys at once: no online softmax
         total = weights.sum(-1, keepdim=True)
@@ -187,7 +197,7 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
         q, d_out, lse, delta = (x.index_select(0, queries).to(dtype) for x in (q_tiles, *others))
         k, v, *bias = (x.index_select(0, seen).to(dtype) for x in keys)
         k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(hidden, q, k, *bias).sub_(lse).exp2_()
+        weights = _logits(plan, queries, hidden, q, k, *bias).sub_(lse).exp2_()
         d_weights, dropped = torch.bmm(d_out, v.mT), weights
         if kept is not None:
             d_weights, dropped = d_weights.mul_(kept), weights * kept
@@ -202,6 +212,21 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
     d_k, d_v, *d_bias = (plan.to_tokens(x, plan.keys) for x in d_keys)
     d_bias = d_bias[0].squeeze(-1).sum_to_size(key_bias.shape).to(key_bias) if d_bias else None
     return Gradients(d_q, d_k.to(call.k.dtype), d_v.to(call.v.dtype), d_bias)
+
+
+def best(call: Call, number: int) -> Tensor:
+    """The largest logits that queries have by a call [B, H, N, number], at least float32; -inf
+    where they see fewer keys."""
+    plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
+    q_tiles, (keys, _, *biases) = plan.to_slots(call.q, plan.queries), plan.of_keys()
+    found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)
+    for queries, seen, hidden, _ in plan.groups():
+        q = q_tiles.index_select(0, queries).to(dtype)
+        k, *bias = (x.index_select(0, seen).to(dtype) for x in (keys, *biases))
+        logits = _logits(plan, queries, hidden, q, k.view(len(q), -1, k.size(-1)), *bias)
+        most = min(number, logits.size(-1))
+        found[queries, :, :most] = logits.topk(most).values.div_(LOG2_E)
+    return plan.to_tokens(found, plan.queries)
 
 
 class Blocks(OneByOne):

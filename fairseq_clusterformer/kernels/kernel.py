@@ -41,6 +41,9 @@ class Layout:
     #: slots that hold a real token, the first ones of each row, int64 [B, G]; None: all of them
     num_queries: Tensor | None = None
     num_keys: Tensor | None = None
+    #: of each query, in token order: keys with a logit below it are hidden, floating point
+    #: [B, G, N]; no gradient passes through it
+    least: Tensor | None = None
     key_bias: Tensor | None = None  # added to the logits of a key, floating point [B, G, N]
     #: besides the ranges, hide keys whose token stands after the query's (CF22 eq. 13). Only for
     #: comparison: the ranges themselves may depend on later tokens
@@ -108,7 +111,7 @@ class Call(NamedTuple):
 
 
 #: Layout's first fields: orders and ranges, without a bias
-TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys")
+TENSORS = ("lo", "hi", "query_order", "key_order", "num_queries", "num_keys", "least")
 
 
 def sort_by_cluster(clusters: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
@@ -139,12 +142,13 @@ def validate(call: Call) -> None:
         raise ValueError(f"dropout is {dropout}; allowed: 0 <= dropout < 1")
     batch, heads, length, _ = q.shape
     given = [(f"layout.{name}", getattr(layout, name)) for name in TENSORS]
-    sizes = [(length,), (length,), (length,), (layout.slots,), (), (), (length,)]
+    sizes = [(length,), (length,), (length,), (layout.slots,), (), (), (length,), (length,)]
     for (name, x), size in zip([*given, ("key_bias", key_bias)], sizes, strict=True):
         if x is None:
             continue
-        kind = "floating point" if name == "key_bias" else "int64"
-        fits = x.is_floating_point() if name == "key_bias" else x.dtype == torch.long
+        of_numbers = name in ("key_bias", "layout.least")
+        kind = "floating point" if of_numbers else "int64"
+        fits = x.is_floating_point() if of_numbers else x.dtype == torch.long
         fits &= x.device == q.device and x.dim() == 2 + len(size) and x.shape[2:] == size
         if not fits or x.size(0) not in (1, batch) or x.size(1) not in (1, heads):
             shape = ", ".join([f"1 or {batch}", f"1 or {heads}", *map(str, size)])
@@ -327,6 +331,9 @@ def _attend_densely(call: Call) -> tuple[Tensor, Tensor]:
     seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
     if layout.earlier_only:
         seen = seen & (key_order.unsqueeze(-2) <= query_order.unsqueeze(-1))
+    if layout.least is not None:
+        least = layout.least.to(q.dtype).expand(batch, heads, -1).unsqueeze(-1)
+        seen = seen & (logits >= _in_slots(least, query_order))
     logits = logits.masked_fill(~seen, -math.inf)
 
     # Where no key has a weight, the result is 0, and no gradient passes.

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from ...clustering import KMeansClustering, Report, State, cluster_sizes
 from ..kind import Kind, Sight, Text, Traits
 from ..layout import own_chunk_layout
-from ..options import ClusterOptions, OptionError, option, register_attention, rule_option
+from ..options import IndexOptions, OptionError, option, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
-class KMeansOptions(ClusterOptions):
+class KMeansOptions(IndexOptions):
     rule: str = rule_option("recent", "chunk")
     bank_size: int = option(
         100_000, "number of latest states that kmeans heads cluster", flag="kmeans_bank_size"

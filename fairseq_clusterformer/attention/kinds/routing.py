@@ -11,12 +11,12 @@ from ...clustering.learner import SphericalMeans
 from ...precision import at_least_float32
 from ..kind import Kind, Sight, Text, Traits, shared_vector
 from ..layout import top_layout
-from ..options import ClusterOptions, register_attention, rule_option
+from ..options import IndexOptions, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
 
 
 @dataclass(frozen=True)
-class RoutingOptions(ClusterOptions):
+class RoutingOptions(IndexOptions):
     rule: str = rule_option("recent", "chunk")
 
 

@@ -6,6 +6,7 @@ is for ``clustering/shares.py``, and ``scouts`` for ``attention/kinds/taught/sco
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch import Tensor
 from ...precision import at_least_float32
 from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, empty_like
 from .library import can_run, run, why_missing
+
+
+#: logits that are kept at once, where the largest of each query are looked for
+NUMBERS = 1 << 24
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -29,6 +34,8 @@ def _given(call: Call, adds: bool) -> dict[str, Any]:
     given |= {name: _in_rows(x) for name, x in zip("qkv", call[:3], strict=True)}
     given |= dict(zip(("batch", "heads", "length"), call.q.shape, strict=False))
     given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
+    if layout.least is not None:
+        given["least"] = layout.least.to(given["q"].dtype)
     if call.key_bias is not None:
         given["key_bias"] = call.key_bias.to(given["q"].dtype)
     if call.seed is not None:
@@ -72,6 +79,28 @@ class Cpu(Kernel):
         return Gradients(*found, d_bias)
 
 
+def least(calls: Sequence[Call], number: int) -> Tensor:
+    """The ``number``-th largest logit that queries have by all calls together [B, H, N], -inf
+    where they see no more keys."""
+    q, size = calls[0].q, 2 * (number + 1)
+    found = q.new_empty(q.shape[:3])
+    at_once = max(1, NUMBERS // (size * len(q) * q.size(2)))
+    for first in range(0, q.size(1), at_once):
+
+        def some(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.size(1) == 1 else x[:, first : first + at_once]
+
+        lse = some(found)
+        best = lse.new_empty(*lse.shape, size)
+        kept = {"best": best, "held": lse.new_zeros(lse.shape, dtype=torch.long), "number": number}
+        for call in calls:
+            given = _given(call, adds=False)
+            given = {n: some(x) if isinstance(x, Tensor) else x for n, x in given.items()}
+            given |= kept | {"heads": lse.size(1), "lse": lse if call is calls[-1] else None}
+            run("attention", "best", q.dtype, q.size(-1), **given)
+    return found
+
+
 #: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it
 _SIZES = {
     "batch": ("q", 0),
@@ -102,10 +131,11 @@ def step(q: Tensor, **given: Any) -> Tensor:
     between, and J be divided into G groups. All floating point is float32, or float64. Raises
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
-    for name in ("kept", "seen", "near", "near_ring", "sums"):  # which are changed
+    changed = "kept", "seen", "near", "near_ring", "sums", "latest", "earlier", "listed"
+    for name in changed:
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
-    for name in ("read", "written", "looked_into", "cluster"):  # which are places in memory
+    for name in ("read", "written", "looked_into", "cluster", "place"):  # places in memory
         if name in given and (given[name].dtype, len(given[name])) != (torch.long, len(q)):
             shape = f"{given[name].dtype} {list(given[name].shape)}"
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {len(q)}")

@@ -16,6 +16,7 @@
 // Shape letters as in simd.h.
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "simd.h"
@@ -27,6 +28,10 @@ DECLARE(Problem,
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
   // Of the own key: where it is not seen, and what dropout multiplies its weight by.
   Tensor own_hidden, own_drops;
+  // Of each query: logits below the least are hidden. Where the `number` largest are looked for:
+  // room for them [B, H, N, 2 * (number + 1)], and how many are held; lse will be the least one.
+  Tensor least, best, held;
+  int64_t number;
   int64_t batch, heads, length, slots, seed, threads;
   int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
   int64_t own;   // whether each query sees its own key, besides the ranges
@@ -96,7 +101,7 @@ struct Attention {
   struct Strip {
     alignas(64) Int lo[Q], hi[Q];
     alignas(64) Bits draw[2][Q];  // of dropout
-    alignas(64) T peak[Q], total[Q], delta[Q];
+    alignas(64) T peak[Q], total[Q], delta[Q], least[Q];
     int64_t begin, end;          // keys that any of them sees
     int64_t all_begin, all_end;  // keys that all of them see
     Buffer q{Q * P}, q_columns{P * Q}, d_out{Q * P}, d_out_columns{P * Q};
@@ -175,6 +180,7 @@ struct Attention {
       bool own = there && p.own && !(p.own_hidden.data && *p.own_hidden.at<uint8_t>(row, head, from));
       bool asks = sees || own;
       s.peak[i] = LOWEST, s.total[i] = 0;
+      s.least[i] = p.least.data && there ? *p.least.at<T>(row, head, from) * T(LOG2_E) : -INF;
       if (asks && (backward || p.adds)) {
         T total = *p.total.at<T>(row, head, from);
         s.peak[i] = *p.peak.at<T>(row, head, from);
@@ -219,6 +225,11 @@ struct Attention {
   void hide(const Strip& s, int64_t slot, V (&logits)[R][2]) const {
     if (p.key_bias.data)
       each<R>([&](int r, int c) { logits[r][c] += biases[slot - first + r]; });
+    if (p.least.data)
+      each<R>([&](int r, int c) {
+        V least = vec(s.least + c * L);
+        logits[r][c] = logits[r][c] >= least ? logits[r][c] : V{} - INF;
+      });
     if (slot >= s.all_begin && slot + R <= s.all_end) return;
     each<R>([&](int r, int c) {
       I key = I{} + Int(slot + r);
@@ -387,6 +398,49 @@ struct Attention {
     });
   }
 
+  // Of keys [begin, end), the logits of a strip's queries that may be among the largest: where there
+  // is no more room for them, the larger half stays, one more than are looked for.
+  void collect(const Strip& s, int64_t slot, int64_t begin, int64_t end) {
+    in_groups<ROWS>(begin, end, [&](auto size, int64_t at) {
+      constexpr int R = size;
+      V logits[R][2];
+      dot<R>(keys + (at - first) * P, s.q_columns, logits);
+      hide<R>(s, at, logits);
+      each<R>([&](int r, int c) { vec(weights + (at - begin + r) * Q + c * L) = logits[r][c]; });
+    });
+    for (int i = 0; i < Q; i++) {
+      if (!s.asks[i]) continue;
+      const int64_t at = token(p.query_order, slot + i);
+      T *best = p.best.at<T>(row, head, at), least = -INF;
+      int64_t& held = *p.held.at<int64_t>(row, head, at);
+      for (int64_t key = std::max<int64_t>(begin, s.lo[i]); key < std::min<int64_t>(end, s.hi[i]); key++) {
+        const T logit = weights[(key - begin) * Q + i];
+        if (!(logit > least)) continue;
+        best[held++] = logit;
+        if (held < 2 * (p.number + 1)) continue;
+        least = largest(best, held, p.number + 1), held = p.number + 1;
+      }
+    }
+  }
+
+  // Moves the largest to the front; returns the least of them.
+  static T largest(T* best, int64_t held, int64_t number) {
+    std::nth_element(best, best + number - 1, best + held, std::greater<T>());
+    return best[number - 1];
+  }
+
+  void best_tile(int64_t slot) {
+    over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) {
+      collect(s, slot + (&s - strips) * Q, begin, end);
+    });
+    if (!p.lse.data) return;
+    over_queries(slot, [&](Strip&, int, int64_t at) {
+      const int64_t held = *p.held.at<int64_t>(row, head, at);
+      T* best = p.best.at<T>(row, head, at);
+      *p.lse.at<T>(row, head, at) = held > p.number ? largest(best, held, p.number) * T(LN_2) : -INF;
+    });
+  }
+
   T own_drop(int64_t at) const {
     return p.own_drops.data ? *p.own_drops.at<T>(row, head, at) : T(1);
   }
@@ -484,13 +538,23 @@ struct Attention {
 
 }  // namespace
 
-extern "C" void run_forward(const Problem& p) {
+// Calls f(worker, first slot) for each tile of queries.
+template <class F>
+static void over_all_tiles(const Problem& p, F f) {
   Tasks tasks(p);
   over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
     int64_t both = task / tasks.segments;
     attention.of(both / p.heads, both % p.heads);
-    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
+    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { f(attention, slot); });
   });
+}
+
+extern "C" void run_forward(const Problem& p) {
+  over_all_tiles(p, [](Attention& attention, int64_t slot) { attention.forward_tile(slot); });
+}
+
+extern "C" void run_best(const Problem& p) {
+  over_all_tiles(p, [](Attention& attention, int64_t slot) { attention.best_tile(slot); });
 }
 
 extern "C" void run_backward(const Problem& p) {

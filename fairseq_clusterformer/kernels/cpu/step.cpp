@@ -5,6 +5,11 @@
 // heads, J heads of keys, G groups of these that share rings, Q groups of queries that read the
 // same rings, E width, L layouts, R rings of each, P of them that a query reads, W slots of a ring,
 // M tokens that are near, S sinks, K clusters that have means.
+//
+// Of an index, an entry stands in the slot of its token's place in the document; rings are lists,
+// which lead from their latest key back to the first one, and L is 1.
+
+#include <functional>
 
 #include "simd.h"
 
@@ -14,6 +19,9 @@ DECLARE(Step,
   NUMBER* out;               // [B, H, E]
   NUMBER* kept;              // [B, G, L * R, J / G, W, C]
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
+  int64_t *latest;           // of an index: the latest key of each list, [B, G, R + 1]
+  int64_t *earlier, *listed; // the one before each key in its list, and that list, [B, G, W]
+  const int64_t* place;      // of the token in its document, [B]
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
   NUMBER* near;              // the oldest first, [B, J, M, C]
@@ -25,12 +33,14 @@ DECLARE(Step,
   const int64_t *since, *ends;  // chunk that the token counts from, above 0 if its own ends, [B]
   int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
       window, room, number_of_sinks, clusters, chunks, looks, own, threads;
+  int64_t index, gap;  // an index: how many of its keys are seen, no nearer than that; 0: none is
   double own_bias;
 )
 
 namespace {
 
 constexpr int LANES = 16;
+constexpr int64_t AHEAD = 6;       // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
 
 T dot(const T* a, const T* b, int64_t width) {
@@ -50,6 +60,8 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
+  std::vector<int64_t> listed;  // slots of keys to choose from, and their logits
+  std::vector<T> of_listed, largest;
 
   explicit Sight(const Step& p) : p(p), scale(T(1 / std::sqrt(double(p.width)))) {}
 
@@ -62,6 +74,31 @@ struct Sight {
   void entries(const T* first, int64_t count, bool biased) {
     for (; count > 0; count--, first += p.entry_width)
       add(first, first + p.entry_width - p.width, 1, biased ? first[p.width] : 0);
+  }
+
+  // Of the listed slots of these entries, the `number` of largest logits.
+  void best(const T* first, int64_t number, bool biased) {
+    const int64_t count = listed.size(), lines = p.width * sizeof(T);
+    of_listed.resize(count);
+    for (int64_t i = 0; i < count; i++) {
+      if (i + AHEAD < count)
+        for (int64_t line = 0; line < lines; line += 64)
+          __builtin_prefetch((const char*)(first + listed[i + AHEAD] * p.entry_width) + line);
+      const T* entry = first + listed[i] * p.entry_width;
+      of_listed[i] = dot(query, entry, p.width) * scale + (biased ? entry[p.width] : 0);
+    }
+    T least = -std::numeric_limits<T>::infinity();
+    if (count > number) {
+      largest = of_listed;
+      std::nth_element(largest.begin(), largest.begin() + number - 1, largest.end(),
+                       std::greater<T>());
+      least = largest[number - 1];
+    }
+    for (int64_t i = 0; i < count; i++) {
+      if (of_listed[i] < least) continue;
+      logits.push_back(of_listed[i]), factors.push_back(1);
+      values.push_back(first + (listed[i] + 1) * p.entry_width - p.width);
+    }
   }
 
   void attend(T* out) {
@@ -83,7 +120,21 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   const bool biased = p.entry_width > 2 * p.width;
   const int64_t of_key_head = row * p.key_heads + key_head;
   sight.begin(p.q + (row * p.heads + head) * p.width);
-  for (int64_t layout = 0; layout < p.layouts; layout++)
+  if (p.index) {
+    const int64_t place = p.place[row], sinks = p.number_of_sinks, of_row = row * p.groups + group;
+    const T* first = p.kept + of_key_head * p.window * p.entry_width;
+    sight.listed.clear();
+    for (int64_t probe = 0; probe < p.probes; probe++) {
+      int64_t at = p.latest[of_row * (p.rings + 1) + p.read[reader * p.probes + probe]];
+      for (; at >= 0; at = p.earlier[of_row * p.window + at])
+        if (at <= place - p.gap) sight.listed.push_back(at);
+    }
+    sight.best(first, p.index, biased);
+    sight.entries(first, std::min(sinks, place), false);
+    const int64_t from = std::max(sinks, place - p.gap + 1);
+    sight.entries(first + from * p.entry_width, place - from, false);
+  }
+  for (int64_t layout = 0; layout < p.layouts && !p.index; layout++)
     for (int64_t probe = 0; probe < p.probes; probe++) {
       int64_t ring = p.read[(reader + layout) * p.probes + probe];
       if (ring >= p.rings) continue;
@@ -100,7 +151,9 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* end = p.near + (of_key_head + 1) * p.room * p.entry_width;
     sight.entries(end - count * p.entry_width, count, false);  // near, biases do not count
   }
-  sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks, false);
+  if (!p.index)
+    sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks,
+                  false);
   const int64_t* looked = p.looked_into + (row * p.heads + head) * p.looks;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * p.width + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * p.width + 1) {
@@ -131,6 +184,15 @@ void keep(const Step& p, int64_t row) {
     const int64_t first = row * p.key_heads + group * sharing;
     const T* entries = p.entry + first * p.entry_width;
     const int64_t* written = p.written + (row * p.groups + group) * p.layouts;
+    if (p.index) {
+      const int64_t place = p.place[row], at = (row * p.groups + group) * p.window + place;
+      int64_t& latest = p.latest[(row * p.groups + group) * (p.rings + 1) + *written];
+      p.earlier[at] = latest, p.listed[at] = *written, latest = place;
+      for (int64_t head = 0; head < sharing; head++)
+        std::copy_n(entries + head * p.entry_width, p.entry_width,
+                    p.kept + ((first + head) * p.window + place) * p.entry_width);
+      continue;
+    }
     if (!p.room) {
       store(p, row, group, entries, p.entry_width, written, 1);
       continue;

@@ -69,7 +69,7 @@ def _forward(
         key = load_rows(of.k, keys[0], 0, WIDTH, PART)
         value = load_rows(of.v, keys[0], part, WIDTH, PART)
         inner = products(of.q, at, query, of.k, keys[0], key, WIDTH, PART, ACC, PRECISION)
-        logits = logits_of(inner, of.bias, queries, keys, WIDTH, QUERIES=0)
+        logits = logits_of(inner, of, queries, keys, length, WIDTH, QUERIES=0)
         new_peak = tl.maximum(peak, tl.max(logits, 1))
         # While nothing has been seen both are -inf, and their difference would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
@@ -96,7 +96,7 @@ def _gradients_of(
 ):  # fmt: skip
     """The weights of a tile as they multiply values, and the gradients of its logits, from inner
     products of queries and keys, and of gradients and values: dS = P * (dP - delta)."""
-    logits = logits_of(inner, of.bias, queries, keys, WIDTH, QUERIES)
+    logits = logits_of(inner, of, queries, keys, length, WIDTH, QUERIES)
     weights = tl.exp2(logits - tl.expand_dims(log_sum, 1 - QUERIES))
     left = weights
     if of.seed is not None:

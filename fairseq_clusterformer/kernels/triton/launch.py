@@ -206,19 +206,22 @@ def products(
 
 
 @triton.jit
-def logits_of(inner, bias, queries, keys, WIDTH: tl.constexpr, QUERIES: tl.constexpr):
+def logits_of(inner, of, queries, keys, length, WIDTH: tl.constexpr, QUERIES: tl.constexpr):
     """Logits of a tile, -inf where a key is not seen, from inner products: queries along the axis
     QUERIES, keys along the other."""
     KEYS: tl.constexpr = 1 - QUERIES
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
-    _, _, low, high = queries
+    asks, _, low, high = queries
     (b, h, token, used), slot = keys
-    logits = inner * SCALE
+    logits, bias = inner * SCALE, of.bias
     if bias is not None:
         of_key = tl.load(bias.ptr + b * bias.b + h * bias.h + token * bias.n, mask=used, other=0.0)
         logits += tl.expand_dims(of_key.to(inner.dtype) * LOG2_E, QUERIES)
     slot = tl.expand_dims(slot, QUERIES)
     seen = (slot >= tl.expand_dims(low, KEYS)) & (slot < tl.expand_dims(high, KEYS))
+    if of.least is not None:
+        least = load_index(of.least, asks[0], asks[1], asks[2], length).to(inner.dtype) * LOG2_E
+        seen = seen & (logits >= tl.expand_dims(least, KEYS))
     return tl.where(seen, logits, float("-inf"))
 
 

@@ -215,7 +215,8 @@ class Taught(Kind):
             empty = pad(for_each(queries, kept), (0, scouts.queries.size(-1)))
         how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": text.batch}
         everything = of_scouts.scout_layouts(queries, hidden=empty, **how)
-        return replace(sight, ranges=(*blinded(sight.ranges, queries), *everything))
+        ranges = tuple(blinded(sight.ranges, queries))
+        return replace(sight, ranges=ranges, near=(*sight.near, *everything))
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
         report, scouts = seen.assignment.report, seen.assignment.scouts
