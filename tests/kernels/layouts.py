@@ -1,5 +1,7 @@
 """Layouts and inputs that tests of ranged attention share."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +22,11 @@ def _clusters(ids, mask, window, **options) -> Layout:
     return recent_layouts(ids, 5, window, batch=Batch(mask), **options)[0]
 
 
+def _least(layout: Layout) -> Layout:
+    least = torch.randn(layout.lo.shape, dtype=torch.float64)
+    return replace(layout, least=least)
+
+
 LAYOUTS = {
     "full, causal": lambda ids, mask: _window(ids, mask, None, causal=True),
     "window, both sides": lambda ids, mask: _window(ids, mask, 9, causal=False),
@@ -29,6 +36,7 @@ LAYOUTS = {
         ids, mask, 70, causal=True, key_clusters=ids.roll(3, -1)
     ),
     "chunks": lambda ids, mask: chunk_layout(ids, 5, padding_mask=mask),
+    "index": lambda ids, mask: _least(_clusters(ids, mask, None, causal=True)),
 }
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
 OTHERS = [name for name in IMPLEMENTATIONS if name != "reference"]

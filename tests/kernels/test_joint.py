@@ -1,9 +1,19 @@
 """Several layouts and the own key under one softmax: as joining the results of each."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fairseq_clusterformer.kernels import Own, attend_own, join, joint_attention, ranged_attention
+from fairseq_clusterformer.attention.inspect import seen_keys
+from fairseq_clusterformer.kernels import (
+    Own,
+    attend_own,
+    join,
+    joint_attention,
+    least_logits,
+    ranged_attention,
+)
 
 from ..conftest import sampled
 from .layouts import BATCH, HEADS, every_other, make_inputs, make_layout
@@ -109,3 +119,24 @@ def test_gradients_through_dropout(impl):
         return joint_attention(*qkv, layouts, Own(), dropout=0.4, impl=impl)
 
     assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in (q, k, v)])
+
+
+@every_other
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_least_of_the_largest_logits_of_all_layouts(impl, biased):
+    """Where all layouts together show no more keys, it is -inf."""
+    torch.manual_seed(2)
+    length, number = 90, 30
+    layouts = [make_layout(name, length, HEADS) for name in NAMES]
+    q, k, _, bias = make_inputs(length, bias=biased)
+    logits = q @ k.mT * q.size(-1) ** -0.5 + (bias.unsqueeze(-2) if biased else 0)
+    all_seen = [torch.where(seen_keys(layout), logits, -torch.inf) for layout in layouts]
+    ordered = torch.cat(all_seen, dim=-1).sort(descending=True).values
+    expected = ordered[..., number - 1].where(ordered[..., number].isfinite(), -torch.inf)
+    layouts = [replace(layout, key_bias=bias) for layout in layouts]
+    found = least_logits(q, k, layouts, number, impl=impl)
+    assert found.isneginf().any()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    q, k = q.float(), k.float()
+    found = least_logits(q, k, layouts, number, impl=impl)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
