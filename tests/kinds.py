@@ -69,8 +69,8 @@ CAUSAL = {
     "routing, index, gap": "routing(index=2,gap=3,sinks=1)",
     "neural, index": "neural(index=3)",
     "taught, index": "taught(index=3,probes=2,gap=2)",
-    "window+taught, index, sinks, clusters of keys": "window+taught(index=4,probes=2,gap=3,sinks=2,"
-    "clusters_per=kv-head)",
+    "window+taught, index, sinks, clusters of keys": "window+taught(index=4,probes=2,gap=3,"
+    "sinks=2,clusters_per=kv-head)",
 }
 BIDIRECTIONAL = {
     "full": "full",
@@ -107,7 +107,8 @@ BIDIRECTIONAL = {
     "taught, index": "taught(index=3,probes=2,gap=2)",
 }
 
-FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds", "index": "cluster_index"}
+FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds"}
+FLAGS["index"] = "cluster_index"
 
 # Kinds that carry more than rings from token to token, which no document of a row may begin with.
 CARRIED_ON = (

@@ -82,7 +82,7 @@ class TestSharedKeys:
         for kv_heads in (HEADS, few):
             module = build(kind, causal=True, of={"kv_heads": kv_heads})
             _, past = by_steps(module, inputs())
-            entries = (kind.lists.entries if kind.lists else kind.rings.kept for kind in past.kinds)
+            entries = (k.lists.entries if k.lists else k.rings.kept for k in past.kinds)
             kept.append(sum(map(torch.numel, entries)))
         if kind in RINGS_SHARED or "clusters of keys" in kind:
             assert kept[1] * HEADS == kept[0] * few

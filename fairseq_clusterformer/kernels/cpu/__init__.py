@@ -16,7 +16,6 @@ from ...precision import at_least_float32
 from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, empty_like
 from .library import can_run, run, why_missing
 
-
 #: logits that are kept at once, where the largest of each query are looked for
 NUMBERS = 1 << 24
 
@@ -86,16 +85,15 @@ def least(calls: Sequence[Call], number: int) -> Tensor:
     found = q.new_empty(q.shape[:3])
     at_once = max(1, NUMBERS // (size * len(q) * q.size(2)))
     for first in range(0, q.size(1), at_once):
-
-        def some(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.size(1) == 1 else x[:, first : first + at_once]
-
-        lse = some(found)
+        heads = slice(first, first + at_once)
+        lse = found[:, heads]
         best = lse.new_empty(*lse.shape, size)
         kept = {"best": best, "held": lse.new_zeros(lse.shape, dtype=torch.long), "number": number}
         for call in calls:
             given = _given(call, adds=False)
-            given = {n: some(x) if isinstance(x, Tensor) else x for n, x in given.items()}
+            for name, x in given.items():
+                if isinstance(x, Tensor) and x.size(1) > 1:
+                    given[name] = x[:, heads]
             given |= kept | {"heads": lse.size(1), "lse": lse if call is calls[-1] else None}
             run("attention", "best", q.dtype, q.size(-1), **given)
     return found
