@@ -10,13 +10,11 @@ import gzip
 import json
 import logging
 import math
-import shlex
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import IO
 
@@ -31,11 +29,8 @@ from fairseq_clusterformer.clustering import cluster_use
 from fairseq_clusterformer.errors import UserError, bad_option, reading
 from fairseq_clusterformer.outputs import check_output, whole_file, write_text
 from fairseq_clusterformer.ranges import Range
-from scripts.experiments.results import provenance
-from scripts.experiments.tables import cell, markdown
 
-from .clusters import load_clusters
-from .fit import CHOICES, METHODS, OPTIONS, check, fit
+from .fit import CHOICES, METHODS, OPTIONS, check, fit, load_clusters
 
 PROGRAM = "python -m examples.clustering"
 FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
@@ -44,19 +39,18 @@ COLUMNS, PIXELS = 10, 80  # of a picture of centroids: images in a row, and the 
 
 def parser() -> Parser:
     main_parser = Parser(prog=PROGRAM, description=__doc__)
-    commands = main_parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    commands = main_parser.add_subparsers(required=True, parser_class=Parser)
     fitting = commands.add_parser("fit", help="fit centroids to a matrix")
-    add, seed = fitting.add, number(Range(0, whole=True))
+    add = fitting.add
     add("input FILE", f"vectors, one per row: {FORMATS}")
-    add("--num-clusters N", "one or several", nargs="+", required=True)
-    how = {"nargs": "+", "choices": [*METHODS, "all"], "default": ["neural"], "dest": "methods"}
-    fitting.add_argument("--method", "--methods", **how)
-    add("--seed N", "one or several", type=seed, nargs="+", default=[1])
+    add("--num-clusters N", "K", required=True)
+    add("--method", "what fits them", choices=METHODS, default="neural")
+    add("--seed N", "of all that is random", type=number(Range(0, whole=True)), default=1)
     add("--labels FILE", "of the input: report the accuracy of clusters")
     add("--test FILE", "vectors to measure the accuracy on")
     add("--test-labels FILE", "of --test")
     add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
-    add("--json FILE", "every run, written after each")
+    add("--json FILE", "what is printed, and the options")
     for method, options in OPTIONS.items():
         for name, (default, about) in options.items():
             flag = f"--{method}-{name.replace('_', '-')}"
@@ -94,14 +88,14 @@ def output(args: Namespace) -> Iterator[IO[bytes]]:
 
 
 def run_fit(args: Namespace) -> None:
-    """Fit every method, K and seed asked for; print a table of means over seeds."""
-    methods = METHODS if "all" in args.methods else dict.fromkeys(args.methods)
-    plan = list(product(methods, args.num_clusters, args.seed))
+    """Fit centroids; print the seconds, how evenly clusters are used, and their accuracy."""
     told = {"--labels": args.labels, "--test": args.test, "--test-labels": args.test_labels}
     given = [name for name, path in told.items() if path is not None]
     if given not in ([], ["--labels"], [*told]):
         allowed = "--labels, or it with --test and --test-labels, or none"
         raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
+    if args.out is not None and args.out.suffix != ".npz":
+        raise bad_option("--out", args.out, "a name that ends in .npz")
     x = read_matrix(args.input)
     if args.labels is not None:
         labels = read_labels(args.labels, args.input, len(x))
@@ -111,36 +105,28 @@ def run_fit(args: Namespace) -> None:
             allowed = f"{x.shape[1]} columns, as {args.input}"
             raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
         test_labels = read_labels(args.test_labels, args.test, len(test))
-    for method, num_clusters, _ in plan:
-        check(method, num_clusters, len(x))
-    if args.out is not None and (len(plan) > 1 or args.out.suffix != ".npz"):
-        allowed = "a name that ends in .npz, for one fit"
-        raise bad_option("--out", args.out, allowed, f"fits: {len(plan)}")
-    rows: list[dict] = []
-    for method, num_clusters, seed in plan:
-        start, own = time.perf_counter(), method.removeprefix("spherical-")
-        options = {name: getattr(args, f"{own}_{name}") for name in OPTIONS[own]}
-        clusters = fit(method, x, num_clusters, seed=seed, **options)
-        row = {"method": method, "k": num_clusters, "seed": seed}
-        row |= {"seconds": round(time.perf_counter() - start, 1), "options": options}
-        assigned = clusters.assign(x)
-        use = cluster_use(assigned.bincount(minlength=num_clusters))
-        row |= {"effective": round(float(use.effective), 2), "empty": int(use.empty)}
-        if args.labels is not None:
-            row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
-        if args.test is not None:
-            parts = (assigned, labels, clusters.assign(test), test_labels)
-            row["accuracy"] = majority_accuracy(*parts)
-        rows.append(row)
-        if args.out is not None:
-            with output(args) as file:
-                clusters.save(file)
-        if args.json is not None:
-            command = f"{PROGRAM} {shlex.join(args.words)}"
-            record = provenance(command, threads=torch.get_num_threads())
-            text = json.dumps(record | {"shape": list(x.shape), "rows": rows}, indent=1)
-            write_text("--json", args.json, f"{text}\n", **guards(args))
-    print(table(rows))
+    check(args.method, args.num_clusters, len(x))
+    start, own = time.perf_counter(), args.method.removeprefix("spherical-")
+    options = {name: getattr(args, f"{own}_{name}") for name in OPTIONS[own]}
+    clusters = fit(args.method, x, args.num_clusters, seed=args.seed, **options)
+    row = {"seconds": round(time.perf_counter() - start, 1)}
+    assigned = clusters.assign(x)
+    use = cluster_use(assigned.bincount(minlength=args.num_clusters))
+    row |= {"effective": round(float(use.effective), 2), "empty": int(use.empty)}
+    if args.labels is not None:
+        row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
+    if args.test is not None:
+        parts = (assigned, labels, clusters.assign(test), test_labels)
+        row["accuracy"] = majority_accuracy(*parts)
+    if args.out is not None:
+        with output(args) as file:
+            clusters.save(file)
+    if args.json is not None:
+        how = {"method": args.method, "k": args.num_clusters, "seed": args.seed}
+        text = json.dumps({**how, **row, "options": options})
+        write_text("--json", args.json, f"{text}\n", **guards(args))
+    for name, value in row.items():
+        print(f"{name:14} {value:.6g}")
 
 
 def majority_accuracy(
@@ -154,19 +140,6 @@ def majority_accuracy(
     counts = pairs.bincount(minlength=size[0] * size[1]).view(size)
     majority = torch.where(counts.amax(1) > 0, counts.argmax(1), -1)
     return float((majority[clusters] == labels).double().mean())
-
-
-def table(rows: list[dict]) -> str:
-    """One line per method and K, over its seeds."""
-    shares = [name for name in ("accuracy", "train accuracy") if name in rows[0]]
-    lines = []
-    for key in dict.fromkeys((row["method"], row["k"]) for row in rows):
-        own = [row for row in rows if (row["method"], row["k"]) == key]
-        cells = [cell([100 * row[name] for row in own], 2) for name in shares]
-        cells += [cell([row[name] for row in own]) for name in ("effective", "empty", "seconds")]
-        lines.append([*key, *cells])
-    heads = [f"{name} (%)" for name in shares]
-    return markdown(["method", "k", *heads, "effective clusters", "empty", "seconds"], lines)
 
 
 def run_assign(args: Namespace) -> None:

@@ -360,7 +360,7 @@ class ClusteringTask(RecallTask):
         return [*words, str(mnist / f"train-{images}"), *options_of(options)]
 
     def read(self, place: Place) -> dict:
-        (row,) = super().read(place)["rows"]
+        row = super().read(place)
         return {"test": {key: row.pop(key) for key in ("accuracy", "effective", "empty")}, **row}
 
 

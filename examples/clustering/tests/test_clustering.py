@@ -17,8 +17,7 @@ from sklearn.metrics.cluster import contingency_matrix
 from torch.nn.functional import normalize
 
 from examples.clustering import __main__ as command
-from examples.clustering.clusters import Clusters, load_clusters
-from examples.clustering.fit import METHODS, fit
+from examples.clustering.fit import METHODS, Clusters, fit, load_clusters
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
@@ -119,22 +118,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_all_methods_in_a_table_and_a_record(folder, capsys):
-    pytest.importorskip("minisom", reason="minisom is not installed")
-    line = f"fit x.npy --num-clusters 4 9 --methods all --seed 1 2 {QUICK} --json runs.json"
-    assert run(f"{line} {LABELLED}") == 0
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("| method | k | accuracy (%) | train accuracy (%) | effective cl")
-    record = json.loads((folder / "runs.json").read_text())
-    assert record["command"].endswith("--test-labels ty.csv")
-    assert (record["shape"], len(record["rows"]), len(lines)) == ([240, 5], 16, 8)
-    rows = [r for r in record["rows"] if (r["method"], r["k"]) == ("kmeans", 9)]
-    assert [row["seed"] for row in rows] == [1, 2]
-    assert rows[0]["options"] == {"iterations": 25, "redos": 1}
-    shown = next(cells for cells in lines if cells.startswith("| kmeans | 9 |"))
-    assert shown.split("|")[3].strip() == ", ".join(f"{100 * r['accuracy']:.2f}" for r in rows)
-
-
 def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
     words = f"-m examples.clustering {FIT} --out c.npz --json c.json {LABELLED}"
     run_cli("python", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)})
@@ -143,7 +126,9 @@ def test_what_is_kept_assigns_as_reported(folder, capsys, run_cli):
     assert "240 vectors in " in capsys.readouterr().out
     x, t = (torch.from_numpy(np.load(f"{name}-clusters.npy")) for name in "xt")
     y, ty = (torch.from_numpy(np.loadtxt(f"{name}.csv").astype(int)) for name in ("y", "ty"))
-    (row,) = json.loads((folder / "c.json").read_text())["rows"]
+    row = json.loads((folder / "c.json").read_text())
+    assert (row["method"], row["k"], row["seed"]) == ("neural", 3, 1)
+    assert row["options"]["batch_size"] == 50
     assert row["accuracy"] == command.majority_accuracy(x, y, t, ty)
     assert row["train accuracy"] == command.majority_accuracy(x, y, x, y)
 
@@ -154,12 +139,12 @@ MISTAKES = {
     f"{FIT} --labels ty.csv": r"labels of shape \(90,\); allowed: .* the 240 rows of x.npy",
     f"{FIT} --test t.npy": "given are --test; allowed: --labels, or",
     f"{FIT} --labels y.csv --test y.csv --test-labels y.csv": "it has 1; allowed: 5 columns",
-    f"{FIT} --seed 1 2 --out c.npz": "--out is c.npz: fits: 2; allowed: .* for one fit",
+    f"{FIT} --out c.npy": "--out is c.npy; allowed: a name that ends in .npz",
     f"{FIT} --out x.npz": "--out is x.npz: it exists; allowed: a new file",
     f"{FIT} --json y.csv --labels y.csv": "--json is y.csv: it is one of the inputs",
     f"{FIT} --neural-temperature 0": "--neural-temperature is 0; allowed: a .*number, above 0",
     f"{FIT} --neural-sorting-weight -1": "--neural-sorting-weight is -1; allowed: .* 0 or more",
-    f"{FIT} --methods all --json runs.json": "som: minisom is not installed; allowed: pip inst",
+    f"{FIT} --method som --json runs.json": "som: minisom is not installed; allowed: pip inst",
     "assign x.npy x.npy --out a.npy": "x.npy: cannot be read",
     "assign wide.npz x.npy --out a.npy": r"shape \(240, 5\); allowed: \[N, 17\]",
     "draw wide.npz --out c.png": "they have 17 values each; allowed: centroids of square",
