@@ -211,6 +211,24 @@ def test_clusters_by_what_the_heads_do(name: str, folders: Path, tmp_path: Path)
         assert len(model.translate(ENGLISH)) == len(ENGLISH)
 
 
+@torch.no_grad()
+def test_positions_of_a_longer_encoder_are_repeated(folders: Path, tmp_path: Path) -> None:
+    """And one cluster, which shows all, loses nothing."""
+    words = ["convert", folders / "roberta", tmp_path / "out", "--max-positions", 100]
+    words += ["--attention", "taught(window=128,clusters=1,gap=0)", "--near-window", 8]
+    assert run(*words, "--updates", 0, "--tokens", 400, "--text", *texts(folders, "roberta")) == 0
+    paths = folders / "roberta-bundle", tmp_path / "out" / "checkpoint.pt"
+    dense, longer = (load_checkpoint(path).model.eval() for path in paths)
+    tokens = torch.randint(4, 280, (2, 60))
+    torch.testing.assert_close(longer(tokens)[0], dense(tokens)[0], rtol=1e-4, atol=1e-4)
+    given, own = (
+        next(x for name, x in model.named_parameters() if name.endswith("embed_positions.weight"))
+        for model in (dense, longer)
+    )
+    assert torch.equal(own, torch.cat([given, given[2:38]]))
+    assert longer(tokens.repeat(1, 2)[:, :100])[0].isfinite().all()
+
+
 def test_rows_of_a_masked_text(folders: Path) -> None:
     loaded = load_checkpoint(folders / "roberta-bundle")
     rows = of_text(loaded, texts(folders, "roberta") * 2, 10**6, 24)
