@@ -9,7 +9,7 @@ _XLQA, _OPENKP = "examples/xlqa", "examples/etc/openkp"
 #: commands by their words
 COMMANDS = {
     "vectors": f"python {_XLQA}/vectors.py",
-    "similar": f"python {_XLQA}/similar.py",
+    "similar": f"the Python in {_XLQA}/README.md",
     "prepare keyphrases": f"python {_OPENKP}/prepare.py",
     "evaluate keyphrases": f"python {_OPENKP}/evaluate.py",
 }

@@ -1,20 +1,15 @@
-"""Readers of words by fairseq's commands and ours: trained, validated, asked; ``similar.py``."""
+"""Readers of words by fairseq's commands and ours: trained, validated, asked."""
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq_clusterformer.answers import ranked_answers
-from fairseq_clusterformer.documents.passages import Index
-from fairseq_clusterformer.errors import UserError
 from tests.cli.expected import assert_logged
 from tests.cli.in_process import Run, load_model, train, validate
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF
-from tests.models.bert import folder_of
-from xlqa import similar
 
 FOLDER = Path(__file__).parents[1]
 TASK = "--task clusterformer_qa --valid-subset valid"
@@ -102,30 +97,3 @@ def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):
     assert done.returncode == 1
     line = "--arch is bidaf_reader_tiny: it has moved; allowed: it with --user-dir examples/xlqa"
     assert line in done.stdout.splitlines()[-1]
-
-
-def test_similar_passages_are_found(tmp_path, capsys, monkeypatch):
-    """The same text has a cosine of 1; the next run encodes nothing."""
-    pytest.importorskip("transformers")
-    folder = folder_of("bert", tmp_path / "encoder")
-    (tmp_path / "a.txt").write_text("the mat sat\n\n" + "a cat on a mat " * 40)
-    (tmp_path / "b.txt").write_text("the cat sat")
-    texts, found = [tmp_path / "a.txt", tmp_path / "b.txt"], []
-    line = [*texts, "the cat sat", "--encoder", folder, "--index", tmp_path / "i"]
-    for _ in range(2):
-        assert similar.main([*map(str, line), "--cpu", "--top", "9"]) == 0
-        found.append(capsys.readouterr().out.splitlines())
-        monkeypatch.setattr(Index, "put", None)  # nothing is made anew
-    assert found[1] == found[0]
-    places, passages = found[0][::2], found[0][1::2]
-    cosines = [float(re.match(r"\d\. (\d\.\d{3}): ", place)[1]) for place in places]
-    assert cosines == sorted(cosines, reverse=True)
-    (same,) = (i for i, place in enumerate(places) if place.endswith("b.txt, paragraph 1"))
-    assert (cosines[same], passages[same]) == (1.0, "   the cat sat")
-    assert all(len(text) < 165 for text in passages)
-    for sentence, encoder, message in (
-        (" ", folder, "sentence is empty"),
-        ("a", tmp_path, "it has no config.json; allowed: a folder of BERT's form"),
-    ):
-        with pytest.raises(UserError, match=message):
-            similar.main([str(texts[0]), sentence, "--encoder", str(encoder)])

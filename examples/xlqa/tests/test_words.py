@@ -4,7 +4,6 @@ import gzip
 import lzma
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.nn.functional import normalize
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.corpora.texts import documents
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.characters import joins, words_of
 from fairseq_clusterformer.models.pretrained import read_word_vectors
@@ -118,71 +116,49 @@ def test_words():
     assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]
 
 
-SMALL = "--width 12 --min-count 5 --epochs 60 --window 2".split()
 #: words of one class stand in the same places
 CLASSES = [[f"{letter}{number}" for number in range(6)] for letter in "abcd"]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a plain file and two packed ones, of sentences of four words."""
+def run(*words: object) -> int:
+    return program(vectors.NAME, vectors.main, [*map(str, words), "--width", "12"])
+
+
+def test_words_of_like_places_come_close(tmp_path, capsys, monkeypatch):
+    """Of a plain file and two packed ones, sentences of four words. The point comes first, what
+    stands four times not at all. Vectors are always the same; no input is written over."""
     pytest.importorskip("gensim")
-    folder, draw = tmp_path_factory.mktemp("text"), random.Random(1)
+    folder, draw, written = tmp_path / "text", random.Random(1), []
+    folder.mkdir()
     for name, pack in (("0.txt", bytes), ("1.txt.xz", lzma.compress), ("2.gz", gzip.compress)):
         lines = (" ".join(map(draw.choice, CLASSES)) + ".\n" for _ in range(400))
         (folder / name).write_bytes(pack("".join(lines).encode()))
-    return folder
-
-
-def run(*words: object) -> int:
-    return program(vectors.NAME, vectors.main, [*map(str, words)])
-
-
-def test_words_of_like_places_come_close(text, tmp_path, capsys):
-    """Frequent words first, of all the point. Vectors are always the same."""
-    written, known = [], sum(CLASSES, [])
+    (folder / "rare.txt").write_text("rare " * 4)
     for out in (tmp_path / "a.txt", tmp_path / "b.txt"):
-        assert run(text, out, *SMALL) == 0
+        assert run(folder, out, "--epochs", 60) == 0
+        assert capsys.readouterr().out == f"wrote {out}: vectors of 25 words\n"
         written.append(out.read_text().splitlines())
     assert written[0] == written[1]
     assert [len(line.split(" ")) for line in written[0]] == [13] * 25
     assert written[0][0].startswith(". ")
-    counts = [line.split() for line in capsys.readouterr().out.splitlines()[:3]]
-    assert counts == [["3", "documents"], ["6,000", "words"], ["25", "vectors"]]
+    known = sum(CLASSES, [])
     words, found = read_word_vectors(str(out), 12, "--word-dim", known=known)
     assert sorted(words) == sorted(known)
     table = normalize(found[[words.index(word) for word in known]], dim=-1)
     likeness = (table @ table.t()).fill_diagonal_(-1)
     right = likeness.argmax(1) // 6 == torch.arange(24) // 6
     assert right.float().mean() > 0.9
-    assert run(text, out, *SMALL, "--min-count", 1100, "--force") == 0
-    assert len(out.read_text().splitlines()) == 1
-
-
-def test_no_line_holds_words_of_two_documents(tmp_path):
-    text, out = tmp_path / "text", tmp_path / "words"
-    text.write_text("one two.\n\nthree\n<|end|>\nfour's\n<|end|>\n<|end|>\n" + "w " * 2500)
-    counts = vectors.write_words(documents([text], "<|end|>"), out)
-    assert counts == {"documents": 3, "words": 2507}
-    lines = [line.split(" ") for line in out.read_text().splitlines()]
-    assert lines[:2] == [["one", "two", ".", "three"], ["four", "'", "s"]]
-    assert [len(line) for line in lines[2:]] == [1000, 1000, 500]
-
-
-def test_what_is_refused(text, tmp_path, capsys, monkeypatch):
-    out, none = tmp_path / "vectors.txt", tmp_path / "none"
+    out.write_text("the user's")
+    none, new = tmp_path / "none", tmp_path / "new.txt"
     for words, said in {
-        (text, out, "--min-count", 5000): "--min-count is 5000: no word is as frequent among 6,0",
-        (text, out, "--document-separator", "#"): "--document-separator is #",
-        (none, out): f"SOURCE is {none}: no such file",
-        (text, text / "0.txt"): f"OUT is {text}/0.txt: it is one of the inputs",
+        (folder / "rare.txt", new): f"SOURCE is {folder}/rare.txt: no word stands in it five",
+        (none, new): f"SOURCE is {none}: no such file",
+        (folder, folder / "0.txt"): f"OUT is {folder}/0.txt: it is one of the inputs",
+        (folder, out): f"OUT is {out}: it exists",
     }.items():
         assert run(*words) == 1
         assert capsys.readouterr().err.startswith(f"{vectors.NAME}: error: {said}")
-    assert not list(tmp_path.iterdir())
-    out.write_text("mine")
-    assert run(text, out, *SMALL) == 1
-    assert out.read_text() == "mine"
+    assert not new.exists()
     monkeypatch.setitem(sys.modules, "gensim.models", None)
-    assert run(text, out, "--force") == 1
+    assert run(folder, out, "--force") == 1
     assert 'allowed: pip install ".[vectors]" in the clone' in capsys.readouterr().err
