@@ -1,7 +1,16 @@
-"""Clusters of any matrix: neural clustering on its own, and what it is compared with (CF22 A).
-Shape letters: N vectors, D width, K clusters."""
+"""Clusters of any matrix: neural clustering on its own, compared with K-Means and a
+self-organising map (CF22 appendix A).
 
+python -m examples.clustering fit X.npy --num-clusters 100 --out clusters.npz
+
+Shape letters: N vectors, D width, K clusters.
+"""
+
+import gzip
 import importlib.util
+import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -12,12 +21,17 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 from tqdm import tqdm
 
-from fairseq_clusterformer.clustering import NeuralClustering
+from fairseq_clusterformer.cli.common import Parser, add_force, number
+from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.outputs import check_output, whole_file, write_text
 from fairseq_clusterformer.precision import full_float32
+from fairseq_clusterformer.ranges import Range
 
+NAME = "python -m examples.clustering"
+FORMATS = ".npy, .csv and idx-ubyte files, each with .gz behind it or not"
 METHODS = ("neural", "kmeans", "spherical-kmeans", "som")
 #: the options of methods, each with its default and what it is; those of words have CHOICES
 OPTIONS = {
@@ -180,3 +194,126 @@ def _som(x: Tensor, num_clusters: int, seed: int, *, epochs: int, **how: float) 
     som.train(x.numpy(), epochs * len(x), random_order=True)
     units = som.get_weights().reshape(num_clusters, -1).astype(np.float32)
     return Clusters(torch.from_numpy(units), spherical=False)
+
+
+def majority_accuracy(
+    train_clusters: Tensor, train_labels: Tensor, clusters: Tensor, labels: Tensor
+) -> float:
+    """Share of vectors that have their cluster's label, from 0 to 1: the most frequent one of its
+    members in training (the lowest of several); a vector in a cluster that had none counts as
+    wrong. All int64, [N] of training and [M]."""
+    size = (int(max(train_clusters.max(), clusters.max())) + 1, int(train_labels.max()) + 1)
+    pairs = train_clusters * size[1] + train_labels
+    counts = pairs.bincount(minlength=size[0] * size[1]).view(size)
+    majority = torch.where(counts.amax(1) > 0, counts.argmax(1), -1)
+    return float((majority[clusters] == labels).double().mean())
+
+
+def read_matrix(path: Path) -> np.ndarray:
+    """Read vectors, one per row, as float32 [N, D]. Raises UserError for anything else."""
+    values = _read(path)
+    if values.ndim > 2 and values.dtype == np.uint8:
+        values = values.reshape(len(values), -1)
+    with reading(path, FORMATS), np.errstate(over="ignore"):
+        matrix = np.ascontiguousarray(values, dtype=np.float32)
+    finite = np.isfinite(matrix)
+    if matrix.ndim != 2 or not matrix.size or not finite.all():
+        problem = f"shape {matrix.shape}, of which {(~finite).sum():,} are not finite float32"
+        raise bad_option("the file", path, "a matrix of finite numbers, 1 row or more", problem)
+    return matrix
+
+
+def read_labels(path: Path, of: Path, length: int) -> Tensor:
+    """Read a whole number of 0 or more for each row of a file, int64 [N]; UserError else."""
+    values = _read(path).squeeze()
+    if values.shape != (length,) or (values < 0).any() or (values % 1 != 0).any():
+        allowed = f"whole numbers of 0 or more, one for each of the {length:,} rows of {of}"
+        raise bad_option("the file", path, allowed, f"labels of shape {values.shape}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _read(path: Path) -> np.ndarray:
+    kind = path.name.removesuffix(".gz")
+    if not kind.endswith((".npy", ".csv", "ubyte")):
+        raise bad_option("the file", path, FORMATS, "not a known format")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading(path, FORMATS), opened(path, "rb") as file:
+        if kind.endswith(".csv"):
+            return np.loadtxt(file, delimiter=",", ndmin=2)
+        if kind.endswith(".npy"):
+            return np.lib.format.read_array(file, allow_pickle=False)
+        # idx of bytes: two zeros, the type (8), the number of sizes, the sizes, the numbers
+        if file.read(3) != b"\0\0\x08":
+            raise ValueError("it does not begin with 00 00 08, as idx of bytes")
+        shape = np.frombuffer(file.read(4 * file.read(1)[0]), ">u4")
+        return np.frombuffer(file.read(), np.uint8).reshape(shape.tolist())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fit centroids; print the seconds, how evenly clusters are used, and their accuracy."""
+    parser = Parser(prog=NAME, description=__doc__)
+    add = parser.add
+    add("command", "what to do", choices=("fit",), metavar="fit")
+    add("input FILE", f"vectors, one per row: {FORMATS}")
+    add("--num-clusters N", "K", required=True)
+    add("--method", "what fits them", choices=METHODS, default="neural")
+    add("--seed N", "of all that is random", type=number(Range(0, whole=True)), default=1)
+    add("--labels FILE", "of the input: report the accuracy of clusters")
+    add("--test FILE", "vectors to measure the accuracy on")
+    add("--test-labels FILE", "of --test")
+    add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
+    add("--json FILE", "what is printed, and the options")
+    add_force(parser)
+    for method, options in OPTIONS.items():
+        for name, (default, about) in options.items():
+            flag = f"--{method}-{name.replace('_', '-')}"
+            if name in CHOICES:
+                add(flag, about, default=default, choices=CHOICES[name])
+                continue
+            limits = Range(1, whole=True) if isinstance(default, int) else Range(above=0)
+            limits = limits if default else Range(0)
+            add(f"{flag} X", about, default=default, type=number(limits))
+    args = parser.parse_args(arguments)
+    told = {"--labels": args.labels, "--test": args.test, "--test-labels": args.test_labels}
+    given = [name for name, path in told.items() if path is not None]
+    if given not in ([], ["--labels"], [*told]):
+        allowed = "--labels, or it with --test and --test-labels, or none"
+        raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
+    if args.out is not None and args.out.suffix != ".npz":
+        raise bad_option("--out", args.out, "a name that ends in .npz")
+    inputs = [path for path in (args.input, *told.values()) if path is not None]
+    how = {"inputs": inputs, "force": args.force}
+    for option, path in (("--out", args.out), ("--json", args.json)):
+        if path is not None:
+            check_output(option, path, **how)  # before any work
+    x = read_matrix(args.input)
+    if args.labels is not None:
+        labels = read_labels(args.labels, args.input, len(x))
+    if args.test is not None:
+        test = read_matrix(args.test)
+        if test.shape[1] != x.shape[1]:
+            allowed = f"{x.shape[1]} columns, as {args.input}"
+            raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
+        test_labels = read_labels(args.test_labels, args.test, len(test))
+    start, own = time.perf_counter(), args.method.removeprefix("spherical-")
+    options = {name: getattr(args, f"{own}_{name}") for name in OPTIONS[own]}
+    clusters = fit(args.method, x, args.num_clusters, seed=args.seed, **options)
+    row = {"seconds": round(time.perf_counter() - start, 1)}
+    assigned = clusters.assign(x)
+    use = cluster_use(assigned.bincount(minlength=args.num_clusters))
+    row |= {"effective": round(float(use.effective), 2), "empty": int(use.empty)}
+    if args.labels is not None:
+        row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
+    if args.test is not None:
+        parts = (assigned, labels, clusters.assign(test), test_labels)
+        row["accuracy"] = majority_accuracy(*parts)
+    if args.out is not None:
+        with whole_file("--out", args.out, **how) as new, open(new, "wb") as file:
+            clusters.save(file)
+    if args.json is not None:
+        fitted = {"method": args.method, "k": args.num_clusters, "seed": args.seed}
+        text = json.dumps({**fitted, **row, "options": options})
+        write_text("--json", args.json, f"{text}\n", **how)
+    for name, value in row.items():
+        print(f"{name:14} {value:.6g}")
+    return 0

@@ -7,7 +7,6 @@ drawn/clusters.html shows the tokens of a passage in the colours of their cluste
 that clusters. Of a language model, sizes and words of the clusters are counted over the validation
 text of --data; where there is none, as in a bundle, over the passage. Of a reader of the
 architecture clusterformer_reader, they are those of the document.
-Centroids in a file are drawn by `python -m examples.clustering draw`.
 """
 
 from collections.abc import Sequence
