@@ -11,7 +11,7 @@ COMMANDS = {
     "vectors": f"python {_XLQA}/vectors.py",
     "similar": f"the Python in {_XLQA}/README.md",
     "prepare keyphrases": f"python {_OPENKP}/prepare.py",
-    "evaluate keyphrases": f"python {_OPENKP}/evaluate.py",
+    "evaluate keyphrases": f"the Python in {_OPENKP}/README.md",
 }
 #: corpora, by the command that prepared them
 _CORPORA = {

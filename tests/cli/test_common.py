@@ -122,7 +122,7 @@ def test_a_loop_of_links_is_one_line(tmp_path, capsys):
         ("vectors x y", "python examples/xlqa/vectors.py"),
         ("similar x y", "the Python in examples/xlqa/README.md"),
         ("prepare keyphrases openkp x", "python examples/etc/openkp/prepare.py"),
-        ("evaluate keyphrases --checkpoint x", "python examples/etc/openkp/evaluate.py"),
+        ("evaluate keyphrases --checkpoint x", "the Python in examples/etc/openkp/README.md"),
     ],
 )
 def test_what_has_moved_is_named(command, place, capsys):

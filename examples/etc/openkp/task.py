@@ -4,7 +4,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -62,14 +62,6 @@ def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, f
     return dict(zip(SCORES, scores, strict=True))
 
 
-def found_in(data: PageData, numbers: Iterable[int], logits: Tensor) -> Iterator[tuple]:
-    """Of pages: the address, the best phrases, and the right ones where they are known."""
-    for number, of_page in zip(numbers, logits.cpu(), strict=True):
-        page = data.texts(number)
-        best = best_keyphrases(of_page, page["text"].split(" "))
-        yield page["url"], [phrase for phrase, _ in best], page["phrases"]
-
-
 def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Tensor:
     """Cross-entropy of a page's n-grams with its keyphrases, which share the probability equally,
     in nats, [B]; 0 where there is none. Of logits [B, 5, W] and `PageDataset`'s targets. By
@@ -114,8 +106,11 @@ class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
         log |= {"loss": loss.detach().sum(), "sample_size": size}
         if not model.training:
             data, sums = self.task.dataset(sample["split"]).data, Counter()
-            for _, found, right in found_in(data, sample["id"].tolist(), logits):
-                sums.update({"scored": 1.0} | keyphrase_scores(found, right) if right else {})
+            for number, of_page in zip(sample["id"].tolist(), logits.cpu(), strict=True):
+                page = data.texts(number)
+                best = best_keyphrases(of_page, page["text"].split(" "))
+                if right := page["phrases"]:
+                    sums.update({"scored": 1} | keyphrase_scores([p for p, _ in best], right))
             log |= {name: sums[name] for name in ("scored", *SCORES)}
         return loss.sum() if reduce else loss, size, log
 
