@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.classification import prepare_known
-from fairseq_clusterformer.corpora.files import aligned_lines, members, numbered_lines, wrong
+from fairseq_clusterformer.corpora.files import aligned_lines, numbered_lines, wrong
 from fairseq_clusterformer.corpora.labelled import LabelledCorpus, LabelledText, read_labelled
 from fairseq_clusterformer.errors import bad_option
 
@@ -47,20 +47,17 @@ def read_aligned(files: Sequence[Path]) -> Iterator[LabelledText]:
 
 def read_posts(files: Sequence[Path]) -> Iterator[LabelledText]:
     """Yield the posts of a part, sorted by group and number. Of their headers, which give the
-    group away, the subject is kept. The part's folder may be in an archive."""
-    folder = files[0]
-    source, before = (folder, "") if folder.is_dir() else (folder.parent, f"{folder.name}/")
-    posts = {}
-    for name, post in members(source, lambda name: f"/{before}" in f"/{name}"):
-        place = tuple(f"/{name}".split(f"/{before}", 1)[1].split("/"))
-        if len(place) != 2:
-            raise wrong(source, name, f"{before}GROUP/NUMBER")
-        posts[place] = post
-    for (group, number), post in sorted(posts.items()):
-        header, _, body = post.decode("latin-1").replace("\r\n", "\n").partition("\n\n")
+    group away, the subject is kept."""
+    (folder,) = files
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        place = path.relative_to(folder)
+        if len(place.parts) != 2:
+            raise wrong(folder, place, "GROUP/NUMBER")
+        post = path.read_bytes().decode("latin-1").replace("\r\n", "\n")
+        header, _, body = post.partition("\n\n")
         subject = re.search(r"^Subject:(.*)", header, re.MULTILINE)
         text = f"{subject[1].strip() if subject else ''}\n\n{body}"
-        yield LabelledText(group, (text,), f"{folder}/{group}/{number}")
+        yield LabelledText(path.parent.name, (text,), str(path))
 
 
 def _columns(label: str, *texts: str, **how) -> Callable:
@@ -121,7 +118,6 @@ _read_cola = _columns("label", "text", names=("source", "label", "mark", "text")
 _read_glue = _columns("label", "sentence1", "sentence2")
 
 _NEWS = {"labels": _same(*GROUPS), "max_length": 1_500, "settings": {"strip": ["fields"]}}
-_ARCHIVE = Form({"archive": ("20news-bydate.tar.gz",)}, read_posts)
 _WIKIQA = _each("WikiQA-{}.tsv", _read_wikiqa, **_DEV)
 #: of each data set the forms that it is looked for in, and its facts
 CORPORA: dict[str, dict] = {
@@ -129,7 +125,7 @@ CORPORA: dict[str, dict] = {
     "mr": _sentences("rt-polarity.all", Form({"all": _MR}, read_class_files)),
     "subj": _sentences("subj.all"),
     "mpqa": _sentences("mpqa.all"),
-    "20news": {"forms": [_each("20news-bydate-{}", read_posts, **_TWO), _ARCHIVE], **_NEWS},
+    "20news": {"forms": [_each("20news-bydate-{}", read_posts, **_TWO)], **_NEWS},
     # 1.0; pairs without a gold label are dropped
     "snli": _pairs(_same(*_NLI), _each("snli_1.0_{}*.jsonl*", _read_snli, **_DEV)),
     "scitail": _pairs(  # tsv_format, or snli_format
@@ -158,20 +154,14 @@ CORPORA: dict[str, dict] = {
     "rte": _glue("RTE", _read_glue, *_ENTAILED),
     "wnli": _glue("WNLI", _read_glue, *_BINARY),
 }
-# where a file may be: in --source, or in a folder of the data set's own name or archive
+# where a file may be: in --source, or in a folder of the data set's own name
 _PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
 
 def known_corpus(name: str, source: Path) -> LabelledCorpus:
     """Return a data set whose files --source has in one of its forms, or raise UserError."""
     facts = dict(CORPORA[name])
-    forms = facts.pop("forms")
-    form, files = forms[-1], {"archive": (source,)}
-    if name != "20news" or not source.is_file():
-        form, files = _find(source, name, forms)
-    if "archive" in files:
-        archive = files["archive"][0]
-        files = {part: (archive / folder,) for part, (folder,) in forms[0].files.items()}
+    form, files = _find(source, name, facts.pop("forms"))
     return LabelledCorpus(name, files=files, read=form.read, **facts | form.facts)
 
 

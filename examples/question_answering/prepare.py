@@ -10,11 +10,10 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.cli.main import program
@@ -78,40 +77,19 @@ def searchqa(path: Path, drops: records.Drops) -> Iterator[Record]:
 
 def triviaqa(path: Path, drops: records.Drops) -> Iterator[Record]:
     """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
-    Both may be in an archive, as in ``triviaqa-rc.tar.gz/qa/wikipedia-train.json``. Each line is a
-    paragraph. In the domain Web, whose script wants an answer from each, each document of a
-    question is a record, with the id ``QUESTION--FILE``; else all are one."""
-    archive = next((part for part in path.parents if part.is_file()), None)
-
-    def unpack(names: set[str]) -> None:
-        def short(name: str) -> str:  # without the archive's top folder
-            name = str(PurePosixPath(name))
-            return name if name in names else name.partition("/")[2]
-
-        for name, data in members(archive, lambda name: short(name) in names):
-            (target := folder / short(name)).parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-
-    with TemporaryDirectory() if archive else nullcontext(path.parent.parent) as folder:
-        folder, name = Path(folder), f"{path.parent.name}/{path.name}"
-        if archive:
-            unpack({name})
-            if not (folder / name).is_file():
-                raise foreign(path, f"a file that is in {archive}, as qa/web-train.json is")
-        content = records.json_file(folder / name)
-        if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
-            raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
-        wanted, items = set(), []
-        for i, item in enumerate(content["Data"]):
-            pages = {}
-            with suppress(Unusable, TypeError, AttributeError):  # reported with the record
-                pages = dict(_evidence(item))
-            wanted |= pages.keys()
-            apart = range(max(1, len(pages))) if content.get("Domain") == "Web" else [None]
-            items += [(f"{path}: Data {i}", (folder, item, number)) for number in apart]
-        if archive:
-            unpack(wanted)
-        yield from records.convert(items, _trivia_record, drops)
+    Each line is a paragraph. In the domain Web, whose script wants an answer from each, each
+    document of a question is a record, with the id ``QUESTION--FILE``; else all are one."""
+    content = records.json_file(path)
+    if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
+        raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
+    items = []
+    for i, item in enumerate(content["Data"]):
+        pages = {}
+        with suppress(Unusable, TypeError, AttributeError):  # reported with the record
+            pages = dict(_evidence(item))
+        apart = range(max(1, len(pages))) if content.get("Domain") == "Web" else [None]
+        items += [(f"{path}: Data {i}", (path.parent.parent, item, number)) for number in apart]
+    return records.convert(items, _trivia_record, drops)
 
 
 def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
@@ -381,13 +359,12 @@ _CONTEXTS = {"contexts": ("the passages (default: short)", {"choices": ("short",
 _TITLE_TEXT = "a JSON list of {title, text}, for questions without paragraphs"
 _POOL = {"corpus PATH": (_TITLE_TEXT, {"dest": "pool"})}
 _POOL |= {"distractors N": "paragraphs drawn from --corpus per question (default: 8)"}
-_TRIVIAQA = {"archive": "triviaqa-rc*.tar*"}
 _WIKIPEDIA = "qa/wikipedia-train.json qa/wikipedia-dev.json"
 CORPORA = {
     "quasar-t": QuestionCorpus(quasar_t, _QUASAR, _CONTEXTS),
     "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
-    "triviaqa-wikipedia": QuestionCorpus(triviaqa, _WIKIPEDIA, **_TRIVIAQA),
-    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json", **_TRIVIAQA),
+    "triviaqa-wikipedia": QuestionCorpus(triviaqa, _WIKIPEDIA),
+    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json"),
     "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
     "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", PARAGRAPHS),
     "hotpotqa": QuestionCorpus(several_hops, _HOTPOT, titled=True),

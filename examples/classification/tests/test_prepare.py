@@ -8,7 +8,7 @@ import pytest
 
 from classification import prepare as known
 from fairseq_clusterformer.cli.main import program
-from tests.corpora.commands import SPLITS, one_line, pack, write
+from tests.corpora.commands import SPLITS, one_line, write
 from tests.corpora.test_labelled import examples_of, facts_of
 
 
@@ -44,18 +44,10 @@ def test_folds_are_stratified_and_cover_everything(tmp_path):
 POST = "From: me@a.org\nSubject: Re: Engines_2\nLines: 5\n\nMy engine's 4 valves\xe9.\n--\nend\n"
 
 
-@pytest.mark.parametrize("form", ["folder", "archive"])
-def test_posts_keep_subject_and_body(tmp_path, form):
-    files = {
-        f"20news-bydate-{part}/{group}/{i}": POST.encode("latin-1")
-        for part, number in (("train", 20), ("test", 3))
-        for group in known.GROUPS[:2]
-        for i in range(number)
-    }
-    if form == "archive":
-        pack(tmp_path / "source" / "20news-bydate.tar.gz", dict(reversed(files.items())))
-    for name, data in files.items() if form == "folder" else ():
-        write(tmp_path / "source" / name, data)
+def test_posts_keep_subject_and_body(tmp_path, capsys):
+    for part, group in product(("train", "test"), known.GROUPS[:2]):
+        for i in range(20 if part == "train" else 3):
+            write(tmp_path / "source" / f"20news-bydate-{part}" / group / f"{i}", POST, "latin-1")
     assert run("20news", tmp_path) == 0
     folder = tmp_path / "dest" / "20news"
     text = "re : engines _ 2 my engine ' s 4 valvesé . - - end"
@@ -63,6 +55,10 @@ def test_posts_keep_subject_and_body(tmp_path, form):
         expected = [(group, text) for group in known.GROUPS[:2] for _ in range(number)]
         assert examples_of(folder, split) == expected
     assert facts_of(folder)["settings"]["max_length"] == 1500
+    write(tmp_path / "source" / "20news-bydate-test" / "a" / "b" / "c", "")
+    capsys.readouterr()
+    assert run("20news", tmp_path, "--force") == 1
+    assert "20news-bydate-test: a/b/c; allowed: GROUP/NUMBER" in one_line(capsys)
 
 
 def tabs(*cells):
@@ -150,7 +146,6 @@ DAMAGES = [  # layout or data set, file, its content, what is said
     ("scitail", "scitail_1.0_dev.tsv", "a\tb\n", "line 1: 2 columns, ['a', 'b']; allowed: 3 col"),
     ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks: has 1 lines, "),
     ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one */snli_1.0_dev*.jsonl*"),
-    ("20news", "20news-bydate.tar.gz", "text", "tar.gz: cannot be read"),
     ("stsb", "STS-B/dev.tsv", STSB + "x\ty\tnan\n", "label is 'nan'; allowed: a finite number"),
 ]
 

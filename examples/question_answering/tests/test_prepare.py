@@ -121,20 +121,14 @@ EVIDENCE = {
 }
 
 
-@pytest.mark.parametrize("top", [None, "", "triviaqa-rc/"])
 @pytest.mark.parametrize("domain", ["Wikipedia", "Web"])
-def test_triviaqa(tmp_path, domain, top):
-    """In a folder or an archive. An answer is wanted from each page of the web."""
+def test_triviaqa(tmp_path, domain):
+    """An answer is wanted from each page of the web."""
     content = {"Domain": domain, "Data": QUESTIONS}
     files = {"qa/a-train.json": json.dumps(content).encode()} | EVIDENCE
-    if top is None:
-        for name, data in files.items():
-            write(tmp_path / name, data)
-        path = tmp_path / "qa" / "a-train.json"
-    else:
-        archive = {top + name: files[name] for name in sorted(files)}  # evidence first
-        path = pack(tmp_path / "triviaqa-rc.tar.gz", archive) / "qa" / "a-train.json"
-    records, drops = read(prepare.triviaqa, path)
+    for name, data in files.items():
+        write(tmp_path / name, data)
+    records, drops = read(prepare.triviaqa, tmp_path / "qa" / "a-train.json")
     texts = ["Harry Sinclair Lewis was", "born.", "The prize", "went to SINCLAIR LEWIS."]
     found = [(0, 0, "Harry Sinclair Lewis"), (0, 6, "Sinclair Lewis"), (3, 8, "SINCLAIR LEWIS")]
     lost = ("foreign file name", "empty document", "malformed", "no evidence", "not UTF-8")
@@ -156,11 +150,6 @@ def test_triviaqa(tmp_path, domain, top):
     assert drops.counts == dict.fromkeys(lost, 1)
     with pytest.raises(UserError, match="allowed: TriviaQA's JSON"):
         read(prepare.triviaqa, write(tmp_path / "qa" / "other.json", {"Data": {}}))
-    if top is not None:
-        with pytest.raises(
-            UserError, match=f"^{path.with_name('b.json')}: .* that is in {tmp_path}"
-        ):
-            read(prepare.triviaqa, path.with_name("b.json"))
 
 
 CONTEXT = [["A", ["One is 1.", " ", "Two is 2."]], ["Empty", [" "]], ["B", ["Three is 2."]]]

@@ -99,8 +99,7 @@ def prepare_known(
     for name in names:
         known = corpora.add_parser(name, description=about, help=f"DEST/{name} is made")
         known.add("dest DEST", f"where to make {name}; where it is there, nothing is done")
-        archive = "; or the archive" if name == "20news" else ""
-        where = f"the folder with the data set's files, or one that holds it{archive}"
+        where = "the folder with the data set's files, or one that holds it"
         known.add("--source DIR", where, required=True)
         if name in divided:
             known.add("--valid-fraction F", "the share of train that becomes valid", default=0.1)

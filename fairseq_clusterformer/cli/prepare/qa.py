@@ -70,8 +70,6 @@ def _splits(
         found = {}
         for split, pattern in zip(SPLITS, patterns if source else (), strict=False):
             found[split] = found_in(source, pattern)
-            if corpus.archive and not found[split]:
-                found[split] = [path / pattern for path in sorted(source.glob(corpus.archive))[:1]]
         if shares["valid"] and found.get("valid"):
             found["test"] = found.pop("valid")
         splits = shared.files_of_splits(options, found, source, patterns)
@@ -143,8 +141,7 @@ def prepare_known(
         files = ", ".join(corpus.files.split())
         one = corpora.add_parser(name, description=__doc__, help=files)
         add_dest(one)
-        packed = "or its .tar.gz" if corpus.archive else "packed or not"
-        one.add("--source DIR", f"a folder with {files}, {packed}")
+        one.add("--source DIR", f"a folder with {files}, packed or not")
         _add_options(one, corpus.options, "--source")
     options = vars(parser.parse_args(arguments))
     return prepare_folder({"prepare": partial(_prepare, known), **options})

@@ -33,7 +33,6 @@ class QuestionCorpus:
     #: of its reader: each as the command's parser takes it, and its help or, with choices, both
     options: Mapping[str, str | tuple[str, dict]] = field(default_factory=dict)
     few_words: bool = False  # so few that each is a piece of the sentencepiece model
-    archive: str = ""  # a pattern of the archive that the files may be in
     titled: bool = False  # with --titles, the reader makes sentences of them
 
 
