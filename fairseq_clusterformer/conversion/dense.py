@@ -18,7 +18,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from tokenizers import models
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
 from fairseq_clusterformer.checkpoints.load import Loaded
@@ -67,6 +67,8 @@ def read(folder: Path, data: Path) -> Loaded:
             options[ours] = getattr(config, name, getattr(config, ours, 0.1))
         options["encoder_attention"] = "full"
     numbers = TEXTS[family.text](folder, data, config)
+    if family.text == "tokenizer":
+        options["bare_texts"] = first_of(folder) is None
     sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
     described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
     model = build_model(described)
@@ -132,13 +134,19 @@ def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -
 # It returns the number that the model has for each of our symbols, -1 where it has none.
 
 
+def first_of(folder: Path) -> int | None:
+    """The token that a folder's tokenizer puts in front of a text, as transformers has it; None:
+    it puts none."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return next(iter(tokenizer("")["input_ids"]), None)
+
+
 def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
-    """The text of a ``tokenizer.json``. Our texts begin by ``</s>``, which is here the token that
-    the tokenizer puts in front, or the model's end of a text."""
-    subwords, end = _tokenizer(folder, data, config), config.eos_token_id
-    symbols = subwords.symbols
+    """The text of a ``tokenizer.json``. ``</s>`` is the token that the tokenizer puts in front, or
+    the model's end of a text."""
+    symbols, end = _tokenizer(folder, data, config).symbols, config.eos_token_id
     begin = end[0] if isinstance(end, list) and end else end
-    begin = begin if subwords.first is None else subwords.first
+    begin = begin if (first := first_of(folder)) is None else first
     if not isinstance(begin, int):
         raise ValueError(f"its eos_token_id is {end}, not a number")
     named = [symbols.index(name) if name in symbols else -1 for name in _SPECIAL]

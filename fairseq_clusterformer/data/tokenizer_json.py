@@ -114,10 +114,10 @@ def numbered(model: Subwords, dictionary: Dictionary) -> dict:
             numbers[theirs] = dictionary.index(known[0])
     unnamed = [i for i in model.vocabulary.values() if i not in numbers]
     if end not in numbers.values():  # as `conversion.dense.tokenizer_text` chose it
-        if model.first is not None:
-            numbers[model.first] = end
-        elif len(unnamed) == 1:
+        if len(unnamed) == 1:
             numbers[unnamed[0]] = end
+        elif model.first is not None:
+            numbers[model.first] = end
     if lost := [token for token, i in model.vocabulary.items() if i not in numbers]:
         raise ValueError(f"its dictionary lacks {len(lost):,} tokens, such as {lost[0]}")
     for token in content["added_tokens"]:

@@ -154,7 +154,7 @@ def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path, ber
     about: dict = {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
     if form == "text":
         coding = TextCoding.from_folder(folder, dictionary)
-        begin = [dictionary[i] for i in begin_of(config.task, coding)]
+        begin = [dictionary[i] for i in begin_of(loaded, coding)]
         how, about["padding_side"] = {"unicode": coding.form, "begin": begin}, "left"
     elif form == "reader":
         how["unicode"] = form_of(folder, READ_FORM)

@@ -74,6 +74,7 @@ class LanguageModelOptions(ClusteringOptions):
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
     rotary_scaling: str = option("", "slower rotary positions of Llama 3: FACTOR,LOW,HIGH,TOKENS")
     output_bias: bool = option(False, "add a bias to the logits")
+    bare_texts: bool = option(False, "texts begin by their first token, without </s> before it")
     separate_documents: bool = option(
         False,
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
@@ -133,7 +134,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         )
         _check(args, decoder)
         model = cls(decoder)
-        model.truncated_bptt = args.truncated_bptt
+        model.truncated_bptt, model.bare_texts = args.truncated_bptt, args.bare_texts
         if args.lora:
             lora.adapt(model, args.lora)
         return model

@@ -65,7 +65,7 @@ class LanguageModel(Pretrained):
         """The tokens of a text, behind what texts begin by. Raises UserError: a model that cannot
         write, or has no positions for `more` tokens."""
         tokens, decoder = self.coding.encode(text, name), self.model.decoder
-        first = begin_of(self.loaded.cfg.task, self.coding, empty=not len(tokens))
+        first = begin_of(self.loaded, self.coding, empty=not len(tokens))
         tokens = torch.cat([first, tokens])
         if leaks_future(self.model):
             rule = "--cluster-rule leaking-chunk, by which later tokens change earlier outputs"

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice, pairwise
 from pathlib import Path
@@ -44,13 +44,18 @@ def leaks_future(model: nn.Module) -> bool:
     return isinstance(decoder, ClusterformerDecoder) and decoder.leaks_future
 
 
-def begin_of(task: Mapping[str, object], coding: TextCoding, *, empty: bool = False) -> Tensor:
+def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text by the training's options, int64 [N]: ``<s>`` with
-    --add-bos-token, and ``</s>``; among bytes, only an `empty` text has it."""
-    tokens = [coding.dictionary.bos()] * bool(task.get("add_bos_token"))
-    if coding.unit != "byte" or empty:
+    --add-bos-token, and ``</s>``; of bytes and with --bare-texts, only an `empty` text has it."""
+    tokens = [coding.dictionary.bos()] * bool(loaded.cfg.task.get("add_bos_token"))
+    if empty or not (coding.unit == "byte" or are_bare(loaded)):
         tokens.append(coding.dictionary.eos())
     return torch.tensor(tokens, dtype=torch.int64)
+
+
+def are_bare(loaded: Loaded) -> bool:
+    """Whether texts begin by their first token (--bare-texts), which fairseq's models lack."""
+    return getattr(loaded.model, "bare_texts", False)
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
@@ -86,7 +91,8 @@ def text_blocks(
 
 
 def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[Block]:
-    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines."""
+    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines; with
+    --bare-texts, also without the ``</s>`` that fairseq puts where no token stands before."""
     most = loaded.model.max_positions()
     fitting = np.flatnonzero(dataset.sizes <= most).tolist()
     if left := len(dataset) - len(fitting):
@@ -94,9 +100,18 @@ def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[
         if not fitting:
             raise UserError(f"{name}: {problem}; allowed: lines of {most:,} tokens or fewer")
         print(f"{name}: {problem}: left out, as by fairseq-eval-lm", file=sys.stderr)
-    samples = map(dataset.__getitem__, fitting)
     first = int(bool(loaded.cfg.task.get("add_bos_token")))
-    return ((sample["source"], sample["target"][first:]) for sample in samples)
+    end = loaded.task.source_dictionary.eos()
+    if (bare := are_bare(loaded)) and dataset.sizes[fitting].max() < 2:
+        problem = "nothing stands before its only token"
+        raise UserError(f"{name}: {problem}; allowed: a text of two tokens or more")
+
+    def block(sample: dict) -> Block:
+        source, target = sample["source"], sample["target"]
+        begin = int(bare and source[0] == end)
+        return source[begin:], target[begin or first :]
+
+    return filter(lambda pair: len(pair[1]), map(block, map(dataset.__getitem__, fitting)))
 
 
 @torch.no_grad()

@@ -44,14 +44,15 @@ def read(folder: Path, ours) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The prompt, int64 [1, N], with what begins a text, as they and we number it; and their
     number of each of our symbols, -1 for none."""
     symbols = AutoTokenizer.from_pretrained(folder)
-    theirs = symbols(PROMPT, split_special_tokens=True, add_special_tokens=False)["input_ids"]
+    theirs = symbols(PROMPT, split_special_tokens=True)["input_ids"]
     vocabulary = symbols.get_vocab()
     begin = "<s>" if folder.name in BEGINS_BY_BOS else "<|end|>"
     names = ours.dictionary.symbols
     special = {"</s>": vocabulary[begin], begin: -1} | {f"<token-{i}>": i for i in range(330)}
     numbers = [special.get(name, vocabulary.get(name, -1)) for name in names]
-    tokens = torch.cat([torch.tensor([2]), ours.coding.encode(PROMPT)])[None]
-    return torch.tensor([[vocabulary[begin], *theirs]]), tokens, torch.tensor(numbers)
+    tokens = ours._given(PROMPT, "the prompt", 1)[None]
+    assert int(tokens[0, 0] == 2) == int(folder.name in BEGINS_BY_BOS)
+    return torch.tensor([theirs]), tokens, torch.tensor(numbers)
 
 
 @torch.no_grad()
@@ -60,7 +61,7 @@ def test_the_same_logits(folder: Path, ours) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids, tokens, numbers = read(folder, ours)
     assert numbers[tokens[0]].tolist() == ids[0].tolist()  # the text is the same
-    assert ours.coding.decode(tokens[0, 1:].tolist()) == PROMPT
+    assert ours.coding.decode(ours.coding.encode(PROMPT)) == PROMPT
     there = numbers >= 0
     assert there.sum() == Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     wanted, found = theirs(ids).logits[..., numbers[there]], ours.model(tokens)[0]
@@ -104,7 +105,8 @@ def test_back_to_transformers(folder: Path, ours, tmp_path: Path, capsys) -> Non
     how = {"split_special_tokens": True}
     assert theirs(PROMPT, **how)["input_ids"] == ids[0].tolist()
     # what begins a text is special there, and hidden
-    assert theirs.decode(ids[0, 1:]) == tokens.decode(numbers[ids[0, 1:]]) == PROMPT
+    first = int(folder.name in BEGINS_BY_BOS)
+    assert theirs.decode(ids[0, first:]) == tokens.decode(numbers[ids[0, first:]]) == PROMPT
     found = theirs(["A", "The cat"], padding=True, return_tensors="pt")
     assert found["input_ids"][0, 0] == 1
     messages = [{"role": "user", "content": "The cat?"}]
@@ -117,8 +119,8 @@ def test_back_to_transformers(folder: Path, ours, tmp_path: Path, capsys) -> Non
     assert {2, theirs.eos_token_id} <= {*ends}
     assert run("export", out, again, "--to", "fairseq") == 0
     back = fairseq_clusterformer.load(again, device="cpu")
-    assert back.coding.encode(PROMPT).tolist() == ids[0, 1:].tolist()
-    assert back.coding.decode(ids[0, 1:].tolist()) == PROMPT
+    assert back._given(PROMPT, "the prompt", 1).tolist() == ids[0].tolist()
+    assert back.coding.decode(ids[0, first:].tolist()) == PROMPT
     torch.testing.assert_close(back.model(ids)[0], ours.model(ids)[0])
     (out / "tokenizer.json").write_text("{}")
     assert "is no tokenizer.json" in error(
