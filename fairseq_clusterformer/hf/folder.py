@@ -191,8 +191,11 @@ def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> Genera
     if coding.ends_texts and (loaded.folder / TOKENIZER).is_file():
         names = read_json(out / "tokenizer_config.json")
         end = Tokenizer.from_file(str(out / TOKENIZER)).token_to_id(names["eos_token"])
-        how |= {"bos_token_id": eos, "eos_token_id": sorted({eos, end})}
-        return GenerationConfig(**how, suppress_tokens=[bos, pad])
+        ends = loaded.model.text_ends or sorted({eos, end})
+        how |= {"bos_token_id": eos, "eos_token_id": ends, "suppress_tokens": [bos, pad]}
+        if loaded.model.text_ends:  # of another library, which hides none
+            how["suppress_tokens"] = [pad]
+        return GenerationConfig(**how)
     del how["eos_token_id"]  # it is the end of a line, which ends no text
     how["suppress_tokens"] = [0, 1, 2, 3] if coding.unit == "byte" else [0, 1, 3]
     # without a prompt, a text begins by <s> </s>

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -74,7 +74,10 @@ class LanguageModelOptions(ClusteringOptions):
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
     rotary_scaling: str = option("", "slower rotary positions of Llama 3: FACTOR,LOW,HIGH,TOKENS")
     output_bias: bool = option(False, "add a bias to the logits")
-    bare_texts: bool = option(False, "texts begin by their first token, without </s> before it")
+    bare_texts: bool = option(
+        False, "texts begin by their first token, which has no </s> before it"
+    )
+    text_ends: str = option("", "numbers of symbols that end texts, if not </s>")
     separate_documents: bool = option(
         False,
         "tokens do not see other documents of their row: each end-of-sentence symbol ends one, "
@@ -135,6 +138,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         _check(args, decoder)
         model = cls(decoder)
         model.truncated_bptt, model.bare_texts = args.truncated_bptt, args.bare_texts
+        model.text_ends = _ends(args.text_ends, len(task.target_dictionary))
         if args.lora:
             lora.adapt(model, args.lora)
         return model
@@ -143,6 +147,15 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         """As fairseq's; also of a model without ``--lora``, which it begins from."""
         super().upgrade_state_dict_named(state_dict, name)
         lora.adapt_state(state_dict, self.state_dict())
+
+
+def _ends(text: str, words: int) -> list[int]:
+    """What ``--text-ends`` lists. Raises ValueError: no symbols of so many words."""
+    with suppress(ValueError):
+        ends = sorted({int(number) for number in text.split(",") if number})
+        if all(0 <= end < words for end in ends):
+            return ends
+    raise refused("--text-ends", text, f"numbers of 0 to {words - 1}, separated by commas")
 
 
 Result = tuple[Any, int, dict[str, Any]]  # loss, sample size, what to log

@@ -12,7 +12,7 @@ from fairseq_clusterformer.errors import UserError, bad_option
 
 from ..checkpoints.load import Loaded
 from .base import Pretrained, check_numbers
-from .perplexity import begin_of, compare, leaks_future, text_blocks
+from .perplexity import begin_of, compare, ends_of, leaks_future, text_blocks
 
 
 class LanguageModel(Pretrained):
@@ -44,7 +44,8 @@ class LanguageModel(Pretrained):
 
         Args:
             prompt: its beginning; empty: a new text.
-            max_tokens: how many to write: bytes, pieces or words, as the model was trained.
+            max_tokens: how many to write, unless the text ends: bytes, pieces or words, as the
+                model was trained.
             temperature: the lower, the more often the most likely tokens; 0: always these.
             top_k: draw among this many of the most likely tokens; None: among all.
             top_p: draw among the most likely tokens that have this probability together.
@@ -82,11 +83,13 @@ class LanguageModel(Pretrained):
     @torch.no_grad()
     def _tokens(self, given: Tensor, more: int, *how) -> Iterator[int]:
         """Yield the tokens that follow `given` [N], as `draw` draws them."""
-        decoder, state = self.model.decoder, {}
+        decoder, state, ends = self.model.decoder, {}, ends_of(self.loaded, self.coding)
         tokens = torch.empty(1, len(given) + more, dtype=torch.int64, device=self.device)
         tokens[0, : len(given)] = given.to(self.device)
         forbidden = torch.arange(self.dictionary.nspecial)
-        if self.coding.unit != "byte":  # whose </s> ends no line
+        if getattr(self.model, "text_ends", None):  # of another library, which hides none
+            forbidden = forbidden[forbidden == self.dictionary.pad()]
+        elif self.coding.unit != "byte":  # whose </s> ends no line
             forbidden = forbidden[forbidden != self.dictionary.eos()]
         first = len(given) if getattr(decoder, "reads_prompts", False) else 1
         for end in range(first, len(given) + more):
@@ -99,6 +102,8 @@ class LanguageModel(Pretrained):
             log_probs[:, forbidden] = -torch.inf
             tokens[0, end] = token = int(draw(log_probs, *how))
             yield token
+            if token in ends:
+                return
 
     def perplexity(self, text: str) -> float:
         """Perplexity per token of a text, cut as the training's. Raises UserError: it is empty."""

@@ -53,6 +53,12 @@ def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tens
     return torch.tensor(tokens, dtype=torch.int64)
 
 
+def ends_of(loaded: Loaded, coding: TextCoding) -> list[int]:
+    """Symbols that end a text when it is written (--text-ends), or ``</s>`` if no line ends so."""
+    own = [coding.dictionary.eos()] if coding.ends_texts else []
+    return getattr(loaded.model, "text_ends", own) or own
+
+
 def are_bare(loaded: Loaded) -> bool:
     """Whether texts begin by their first token (--bare-texts), which fairseq's models lack."""
     return getattr(loaded.model, "bare_texts", False)
