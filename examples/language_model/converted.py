@@ -1,22 +1,17 @@
 """What a converted language model loses: against its dense model, and against windows with sinks.
 
     python -m examples.language_model.converted CHECKPOINT --dense FOLDER --text FILE...
-    python -m examples.language_model.converted CHECKPOINT --dense FOLDER --passkey 1000 4000
 
 The windows have the dense model's weights, and show each query as many keys as the converted model
 shows the head that sees most; `--windows` is a checkpoint in their place. Texts are scored from
 their beginning, in one pass: nats a token by position, and on repeated pairs by distance.
-
-A pass key (Mohtashami and Jaggi 2023) of five digits lies somewhere in sentences that say nothing;
-the share of prompts is printed behind which the model writes it.
 """
 
 import json
 import math
-import random
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -28,17 +23,12 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.conversion import as_checkpoint
 from fairseq_clusterformer.conversion.convert import rebuilt
 from fairseq_clusterformer.conversion.model import attentions
-from fairseq_clusterformer.errors import UserError, bad_option, check_file
+from fairseq_clusterformer.errors import UserError, check_file
 from fairseq_clusterformer.outputs import write_aside
 from fairseq_clusterformer.use.language_model import LanguageModel
 from fairseq_clusterformer.use.perplexity import POSITION, REPEATS, Breakdown, compare, text_blocks
 
 NAME = "python -m examples.language_model.converted"
-FILLER = (
-    " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-)
-ASKED = "\n\nWhat is the pass key? The pass key is"
-ANSWER = 8  # tokens, of which five digits may take as many
 #: the tables of `Breakdown`, in nats here
 TABLES = {POSITION: "nats by position", REPEATS: "nats on repeats by distance"}
 
@@ -66,27 +56,6 @@ def score(language: LanguageModel, texts: Sequence[Path], length: int) -> dict:
     return nats
 
 
-def prompt(key: int, tokens: int, depth: float, count: Callable[[str], int]) -> str:
-    """A text of so many tokens or fewer that asks for the key, at a depth of 0 to 1 in it."""
-    fact = f" The pass key is {key}. Remember it. {key} is the pass key."
-    room, filler = tokens - count("Find the pass key." + fact + ASKED), count(FILLER)
-    if room < filler:
-        raise bad_option("--passkey", tokens, f"{tokens - room + filler} or more")
-    before = round(depth * (number := room // filler))
-    return f"Find the pass key.{FILLER * before}{fact}{FILLER * (number - before)}{ASKED}"
-
-
-def passkeys(language: LanguageModel, tokens: int, trials: int) -> float:
-    """Share of prompts of so many tokens that are continued by their keys."""
-    draw, right = random.Random(tokens), 0
-    for trial in range(trials):
-        key, depth = draw.randrange(10_000, 100_000), (trial + 0.5) / trials
-        text = prompt(key, tokens, depth, lambda part: len(language.coding.encode(part)))
-        written = language.generate(text, ANSWER, temperature=0)
-        right += written.removeprefix(text).strip().startswith(str(key))
-    return right / trials
-
-
 def compared(args: Namespace) -> dict[str, dict]:
     how = {"task": "language_modeling"}
     with as_checkpoint(args.dense) as path:
@@ -101,9 +70,7 @@ def compared(args: Namespace) -> dict[str, dict]:
         results: dict[str, dict] = {}
         for name, loaded in models.items():
             language = LanguageModel(loaded, device="cpu")
-            own = results[name] = score(language, args.text, args.length) if args.text else {}
-            for tokens in args.passkey:
-                own[f"pass key at {tokens:,}"] = passkeys(language, tokens, args.trials)
+            results[name] = score(language, args.text, args.length)
             print(f"{name}: done", file=sys.stderr)
     return results
 
@@ -121,16 +88,12 @@ def main(arguments: Sequence[str]) -> int:
     add("checkpoint CHECKPOINT", "that convert wrote")
     add("--dense PATH", "what it was converted from", required=True)
     add("--windows PATH", "a checkpoint to compare with")
-    add("--text FILE", "to score", nargs="+", default=[])
+    add("--text FILE", "to score", nargs="+", required=True)
     add("--length N", "tokens of each text", default=4096)
-    add("--passkey N", "tokens of prompts that hide a key", nargs="+", default=[])
-    add("--trials N", "prompts of each length", default=10)
     add("--out FILE", "also write the numbers as JSON")
     args = parser.parse_args(arguments)
     for text in args.text:
         check_file("--text", text, "a file of text")
-    if not args.text and not args.passkey:
-        raise bad_option("--text", "not given", "--text or --passkey")
     results = compared(args)
     titles = list(TABLES.values())
     plain = {n: {k: v for k, v in of.items() if k not in titles} for n, of in results.items()}

@@ -1,4 +1,4 @@
-"""What a converted model loses: nothing if it sees all; and prompts with a key."""
+"""What a converted model loses: nothing if it sees all."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,6 @@ from examples.language_model import converted  # noqa: E402
 from fairseq_clusterformer.attention.inspect import tokens_seen  # noqa: E402
 from fairseq_clusterformer.checkpoints.load import load_checkpoint  # noqa: E402
 from fairseq_clusterformer.errors import UserError  # noqa: E402
-from fairseq_clusterformer.use.language_model import LanguageModel  # noqa: E402
 from tests.conversion.dense import TEXT, llama  # noqa: E402
 from tests.documents.commands import run  # noqa: E402
 
@@ -72,34 +71,7 @@ def test_a_model_that_sees_all_loses_nothing(folder, capsys):
     assert of["windows"] == of_few["converted"]
 
 
-def test_prompts_with_a_key(folder, monkeypatch):
-    places = []
-    for depth in (0.0, 0.5, 1.0):
-        text = converted.prompt(12345, 400, depth, lambda part: len(part.split()))
-        assert 370 < len(text.split()) <= 400
-        assert text.endswith("What is the pass key? The pass key is")
-        places.append(text.index("12345") / len(text))
-    assert places[0] < 0.1 < places[1] < 0.85 < places[2]
-    loaded, asked = load_checkpoint(folder / "all" / "checkpoint.pt"), []
-    language = LanguageModel(loaded, device="cpu")
-
-    def reads_half(self: LanguageModel, text: str, tokens: int, temperature: float) -> str:
-        asked.append(text)
-        assert 500 < len(self.coding.encode(text)) <= 600
-        known = text[len(text) // 2 :]
-        return f"{text} {known.partition('The pass key is ')[2][:5]}."
-
-    monkeypatch.setattr(LanguageModel, "generate", reads_half)
-    assert 0.4 <= converted.passkeys(language, 600, 10) <= 0.5
-    assert len({*asked}) == 10
-
-
-def test_mistakes_are_one_line(folder):
-    for words, told in (
-        ([], "--text is not given; allowed: --text or --passkey"),
-        (["--passkey", 9], "--passkey is 9; allowed: "),
-        (["--text", folder / "none"], "--text is "),
-    ):
-        given = [folder / "few" / "checkpoint.pt", "--dense", folder / "dense", *words]
-        with pytest.raises(UserError, match=told):
-            converted.main([*map(str, given)])
+def test_no_text(folder):
+    given = [folder / "few" / "checkpoint.pt", "--dense", folder / "dense"]
+    with pytest.raises(UserError, match="--text is "):
+        converted.main([*map(str, [*given, "--text", folder / "none"])])
