@@ -7,18 +7,13 @@ figures    training, inference and memory, N up to 2,000, batch 20   (section 4.
 table4     training and memory for k = 5 to 500 clusters, N = 1,500, batch 64         (section 4.4)
 table7     training and memory, N up to 55,000, batch 2                                (appendix E)
 
-A model is an encoder of 2 layers, 300 wide, and a classifier of 20 classes over the mean, sizes
-that the paper gives for table 4 alone. It gives no number of heads (6 here) and no inner width
-(1,200 here), and sqrt(N) clusters for table 7 alone, which figures 3 and 4 take here too.
+A model is an encoder and a classifier of 20 classes over the mean. The paper gives sizes for table
+4 alone, no number of heads (6 here), no inner width (1,200 here), and sqrt(N) clusters for table 7
+alone, which figures 3 and 4 take here too. A query of every clustered model sees as many keys.
 
-transformer    PyTorch's attention with its N x N matrix, as in the paper's days
-sdpa           PyTorch's attention today, with the backend it chooses; the paper does not have it
-clusterformer  this project's ``neural``: chunk rule, both losses, centroids of each layer's own
-reformer, routing    from PyPI, set to the 2 N / k keys that a query of clusterformer sees
-
-A time is of one step, forward and in training backward, a median of steps that the models take in
-turns. The paper's are of whole trainings, so only the ratios to the Transformer can be compared.
-Memory is the peak beyond the model and its input; the paper's is all that its GPU held.
+A time is of one step, a median of steps that the models take in turns; the paper's are of whole
+trainings, so only the ratios to the Transformer can be compared. Memory is the peak beyond the
+model and its input; the paper's is all that its GPU held.
 """
 
 import math
@@ -38,7 +33,7 @@ from scripts.benchmarks.contestants import Setting, build
 
 LAYERS, HEADS, WIDTH, FFN, CLASSES = 2, 6, 50, 1200, 20
 LOSS_WEIGHT = 0.1
-# The paper's names, and those of scripts/benchmarks/contestants.py.
+# The paper's names, and those of scripts/benchmarks/contestants.py; the paper has no sdpa.
 MODELS = {"transformer": "dense-math", "sdpa": "dense", "clusterformer": "neural+losses"}
 MODELS |= {"reformer": "reformer", "routing": "routing"}
 CHECKED_LENGTH = 192

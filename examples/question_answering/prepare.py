@@ -20,7 +20,7 @@ from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
 from fairseq_clusterformer.corpora.files import members
 from fairseq_clusterformer.corpora.question_answering import records
-from fairseq_clusterformer.corpora.question_answering.build import PARAGRAPHS, QuestionCorpus
+from fairseq_clusterformer.corpora.question_answering.build import QuestionCorpus
 from fairseq_clusterformer.corpora.question_answering.readers import question_record
 from fairseq_clusterformer.corpora.question_answering.records import Record, Unusable, foreign, get
 
@@ -216,9 +216,8 @@ def _nq_record(item: Mapping) -> Record:
     )
 
 
-def qed(path: Path, drops: records.Drops, *, paragraphs: int = 1) -> Iterator[Record]:
-    """Yield the records of QED's jsonlines. Of the `paragraphs` of a document, others are of other
-    questions, in an order drawn by the question's id."""
+def qed(path: Path, drops: records.Drops) -> Iterator[Record]:
+    """Yield the records of QED's jsonlines."""
 
     def to_record(item: Mapping) -> Record:
         spans = chain.from_iterable(get(item, "original_nq_answers", list))
@@ -231,21 +230,7 @@ def qed(path: Path, drops: records.Drops, *, paragraphs: int = 1) -> Iterator[Re
         found["id"] = get(item, "example_id", (int, str))
         return question_record(found | {"answers": answers}, drops)
 
-    found = records.convert(records.json_lines(path, drops), to_record, drops)
-    if paragraphs == 1:
-        yield from found
-        return
-    found = list(found)
-    pool = list(dict.fromkeys(record.paragraphs[0] for record in found))
-    for record in found:
-        draw, (own,) = random.Random(record.id), record.paragraphs
-        chosen = draw.sample(pool, min(paragraphs, len(pool)))
-        chosen = [own, *(other for other in chosen if other != own)][:paragraphs]
-        draw.shuffle(chosen)
-        place = chosen.index(own)
-        answers = tuple(answer._replace(paragraph=place) for answer in record.answers)
-        more = {"answers": answers, "long_answers": (place,)}
-        yield replace(record, paragraphs=tuple(chosen), **more)
+    return records.convert(records.json_lines(path, drops), to_record, drops)
 
 
 #: a paragraph's title, its text, and the characters [start, end) of its sentences
@@ -366,7 +351,7 @@ CORPORA = {
     "triviaqa-wikipedia": QuestionCorpus(triviaqa, _WIKIPEDIA),
     "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json"),
     "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
-    "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*", PARAGRAPHS),
+    "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*"),
     "hotpotqa": QuestionCorpus(several_hops, _HOTPOT, titled=True),
     "2wiki": QuestionCorpus(several_hops, "train.json* dev.json*", _POOL, titled=True),
     "wikihop": QuestionCorpus(wikihop, "train.json* dev.json*"),

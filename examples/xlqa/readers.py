@@ -80,9 +80,6 @@ class BidafEncoder(nn.Module):
         begin, end = (torch.cat([both, of_side], dim=-1) for of_side in (modelled, ends))
         return Reading(words, begin, end, [])
 
-    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
-        return {}
-
 
 @register_model("bidaf_reader", dataclass=BidafReaderConfig)
 class BidafReader(WordReader):

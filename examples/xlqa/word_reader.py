@@ -330,9 +330,8 @@ class SpanHeads(nn.Module):
 
 class WordReader(ReaderModel):
     """An encoder of words, and what it answers. The encoder has ``dictionary``, ``embedding``,
-    ``head_width`` (of `Reading.begin` and ``end``) and two methods. ``read(asked, words)`` makes a
-    `Reading` of documents for the questions ``asked``. ``clusters(reading)`` says which clusters
-    the tokens of one document are in."""
+    ``head_width`` (of `Reading.begin` and ``end``), and ``read(asked, words)``, which makes a
+    `Reading` of documents for the questions ``asked``."""
 
     windows = 32
 
