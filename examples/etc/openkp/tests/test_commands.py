@@ -52,22 +52,8 @@ def test_keyphrases_of_a_page_by_a_checkpoint_and_its_bundle(learned, pages, tmp
     assert (phrases[0], len(set(phrases)), len(phrases)) == (wanted, 5, 5)
     assert list(scores) == sorted(scores, reverse=True)
     assert model.keyphrases(item, 2) == found[0][:2]
-    with pytest.raises(UserError, match="page is 'red gold': a text: this model reads VDOM"):
-        model.keyphrases("red gold")
     with pytest.raises(UserError, match=r"page is 'red': no VDOM: VDOM is null; allowed: .*; all"):
         model.keyphrases({"text": "red"})
-
-
-def test_keyphrases_of_a_text(pages, tmp_path):
-    """Its lines are nodes, as those of a page that looks like nothing."""
-    train(pages, f"{KEYPHRASES} --no-visual-features --disable-validation", tmp_path)
-    model = fairseq_clusterformer.load(tmp_path / "checkpoint_last.pt", device="cpu")
-    found = model.keyphrases("Red  gold\n\n cat sun dog\n")
-    nodes = [("Red gold", [0] * 20), ("cat sun dog", [0] * 20)]
-    assert found == model.keyphrases(page(nodes, None))
-    assert found != model.keyphrases("Red gold cat sun dog")
-    with pytest.raises(UserError, match=r"page is '\\n': empty text"):
-        model.keyphrases("\n")
 
 
 @pytest.mark.usefixtures("no_update")
