@@ -15,10 +15,7 @@ COMMANDS = {
 }
 #: corpora, by the command that prepared them
 _CORPORA = {
-    "qa": (
-        *("quasar-t", "searchqa", "triviaqa-wikipedia", "triviaqa-web", "natural-questions"),
-        *("qed", "hotpotqa", "2wiki", "wikihop"),
-    ),
+    "qa": "quasar-t searchqa natural-questions qed hotpotqa 2wiki wikihop".split(),
     "classification": (
         *("cr", "mr", "subj", "mpqa", "20news", "snli", "scitail", "sick", "quora", "wikiqa"),
         *("msrp", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),

@@ -10,10 +10,9 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.cli.main import program
@@ -73,58 +72,6 @@ def searchqa(path: Path, drops: records.Drops) -> Iterator[Record]:
     if (first := next(items, None)) is None:
         raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
     return records.convert(chain([first], items), to_record, drops)
-
-
-def triviaqa(path: Path, drops: records.Drops) -> Iterator[Record]:
-    """Yield the records of a file ``qa/*.json``, with ``evidence/`` next to the folder ``qa``.
-    Each line is a paragraph. In the domain Web, whose script wants an answer from each, each
-    document of a question is a record, with the id ``QUESTION--FILE``; else all are one."""
-    content = records.json_file(path)
-    if not isinstance(content, Mapping) or not isinstance(content.get("Data"), list):
-        raise foreign(path, "TriviaQA's JSON, an object with a list of questions as Data")
-    items = []
-    for i, item in enumerate(content["Data"]):
-        pages = {}
-        with suppress(Unusable, TypeError, AttributeError):  # reported with the record
-            pages = dict(_evidence(item))
-        apart = range(max(1, len(pages))) if content.get("Domain") == "Web" else [None]
-        items += [(f"{path}: Data {i}", (path.parent.parent, item, number)) for number in apart]
-    return records.convert(items, _trivia_record, drops)
-
-
-def _evidence(item: Mapping) -> Iterator[tuple[str, str]]:
-    """Yield the file and the title of each document of a question."""
-    for field, folder in (("EntityPages", "wikipedia"), ("SearchResults", "web")):
-        for page in item.get(field) or ():
-            name = get(page, "Filename")
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise Unusable("foreign file name", name)
-            yield f"evidence/{folder}/{name}", str(page.get("Title") or "")
-
-
-def _trivia_record(given: tuple[Path, Mapping, int | None]) -> Record:
-    """Of a question and all its pages in a folder, or that of a number."""
-    folder, item, number = given
-    pages = list(dict(_evidence(item)).items())
-    id_, question, paragraphs = get(item, "QuestionId"), get(item, "Question"), []
-    if number is not None:
-        pages = pages[number : number + 1]
-        id_ += "".join(f"--{name.split('/', 2)[2]}" for name, _ in pages)
-    for name, title in pages:
-        try:
-            lines = (folder / name).read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError:
-            raise Unusable("not UTF-8", name) from None
-        except OSError:
-            raise Unusable("no evidence", f"{name} is missing") from None
-        paragraphs += [records.Paragraph(title, line.strip()) for line in lines if line.strip()]
-    if "Answer" not in item:
-        return Record(id_, question, tuple(paragraphs), answerable=None)
-    answer = get(item, "Answer", dict)
-    human = answer.get("HumanAnswers") or []
-    names = [get(answer, "Value"), *get(answer, "Aliases", list), *human]
-    texts = [*get(answer, "NormalizedAliases", list), *human]
-    return records.distant_record(id_, question, paragraphs, names, texts=texts)
 
 
 def natural_questions(path: Path, drops: records.Drops) -> Iterator[Record]:
@@ -344,12 +291,9 @@ _CONTEXTS = {"contexts": ("the passages (default: short)", {"choices": ("short",
 _TITLE_TEXT = "a JSON list of {title, text}, for questions without paragraphs"
 _POOL = {"corpus PATH": (_TITLE_TEXT, {"dest": "pool"})}
 _POOL |= {"distractors N": "paragraphs drawn from --corpus per question (default: 8)"}
-_WIKIPEDIA = "qa/wikipedia-train.json qa/wikipedia-dev.json"
 CORPORA = {
     "quasar-t": QuestionCorpus(quasar_t, _QUASAR, _CONTEXTS),
     "searchqa": QuestionCorpus(searchqa, "train* val* test*"),
-    "triviaqa-wikipedia": QuestionCorpus(triviaqa, _WIKIPEDIA),
-    "triviaqa-web": QuestionCorpus(triviaqa, "qa/web-train.json qa/web-dev.json"),
     "natural-questions": QuestionCorpus(natural_questions, "*train*.jsonl* *dev*.jsonl*"),
     "qed": QuestionCorpus(qed, "qed-train*.jsonlines* qed-dev*.jsonlines*"),
     "hotpotqa": QuestionCorpus(several_hops, _HOTPOT, titled=True),

@@ -91,62 +91,6 @@ def test_searchqa(tmp_path, packed):
     assert "030001-1.json" in drops.examples["broken JSON"][0]
 
 
-def trivia(id_: str, *files: str, **more) -> dict:
-    answer = {"Value": "Sinclair Lewis", "Aliases": ["Harry Sinclair Lewis", "Sinclair Lewis"]}
-    answer["NormalizedAliases"] = ["harry sinclair lewis", "sinclair lewis"]
-    pages = [{"Filename": "Lewis.txt", "Title": "Sinclair Lewis", "DocSource": "TagMe"}]
-    web = [{"Filename": file, "Title": "Nobel", "Rank": 0} for file in files]
-    asked = {"QuestionId": id_, "Question": f"{id_}?", "Answer": answer}
-    return asked | {"EntityPages": pages, "SearchResults": web} | more
-
-
-QUESTIONS = [
-    trivia("tc_1", "46/46_46.txt", "46/46_46.txt"),
-    trivia("tc_2", "46/46_46.txt", "46/missing.txt"),
-    trivia("tc_3", "46/latin.txt"),
-    trivia("tc_4", "../../qa/web-train.json"),
-    trivia("tc_5", EntityPages=[]),
-    {key: value for key, value in trivia("tc_6").items() if key != "Answer"},
-    "tc_7",
-]
-EVIDENCE = {
-    "evidence/web/46/46_46.txt": "\ufeffThe prize \n\n  went to SINCLAIR LEWIS.\n".encode(),
-    "evidence/web/46/latin.txt": "Zoë".encode("latin-1"),
-    "evidence/wikipedia/Lewis.txt": b"Harry Sinclair Lewis was\nborn.",
-}
-
-
-@pytest.mark.parametrize("domain", ["Wikipedia", "Web"])
-def test_triviaqa(tmp_path, domain):
-    """An answer is wanted from each page of the web."""
-    content = {"Domain": domain, "Data": QUESTIONS}
-    files = {"qa/a-train.json": json.dumps(content).encode()} | EVIDENCE
-    for name, data in files.items():
-        write(tmp_path / name, data)
-    records, drops = read(prepare.triviaqa, tmp_path / "qa" / "a-train.json")
-    texts = ["Harry Sinclair Lewis was", "born.", "The prize", "went to SINCLAIR LEWIS."]
-    found = [(0, 0, "Harry Sinclair Lewis"), (0, 6, "Sinclair Lewis"), (3, 8, "SINCLAIR LEWIS")]
-    lost = ("foreign file name", "empty document", "malformed", "no evidence", "not UTF-8")
-    if domain == "Web":
-        page, other = "46/46_46.txt", "Lewis.txt"
-        ids = [f"tc_{n}--{name}" for n in (1, 2) for name in (other, page)]
-        assert list(records) == [*ids, "tc_3--Lewis.txt", "tc_6--Lewis.txt"]
-        first, second = records[f"tc_1--{other}"], records[f"tc_1--{page}"]
-        assert [part.text for x in (first, second) for part in x.paragraphs] == texts
-        assert spans(first) + spans(second) == [*found[:2], (1, *found[2][1:])]
-    else:
-        assert list(records) == ["tc_1", "tc_6"]
-        first = records["tc_1"]
-        assert [part.text for part in first.paragraphs] == texts
-        assert [part.title for part in first.paragraphs][1:3] == ["Sinclair Lewis", "Nobel"]
-        assert spans(first) == found
-    assert first.texts == ("harry sinclair lewis", "sinclair lewis")
-    assert [*records.values()][-1].answerable is None
-    assert drops.counts == dict.fromkeys(lost, 1)
-    with pytest.raises(UserError, match="allowed: TriviaQA's JSON"):
-        read(prepare.triviaqa, write(tmp_path / "qa" / "other.json", {"Data": {}}))
-
-
 CONTEXT = [["A", ["One is 1.", " ", "Two is 2."]], ["Empty", [" "]], ["B", ["Three is 2."]]]
 
 
@@ -350,15 +294,12 @@ def test_natural_questions_drops_wrong_spans(tmp_path):
 
 
 def test_no_damage_stops_a_reader(tmp_path):
-    for file, data in EVIDENCE.items():
-        write(tmp_path / file, data)
     for reader, name, content in (
         (prepare.qed, "all.jsonl", QED),
         (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH)),
         (prepare.natural_questions, "all.jsonl", nq(1, PARAGRAPH, full=True)),
         (prepare.several_hops, "file.json", [hop()]),
         (prepare.wikihop, "file.json", [QUERY]),
-        (prepare.triviaqa, "qa/file.json", {"Data": QUESTIONS[:1]}),
         (prepare.searchqa, "qa/file.json", SEARCHQA),
     ):
         for changed in damaged(content):
