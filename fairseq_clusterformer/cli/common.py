@@ -81,6 +81,10 @@ def add_model(
     add(parser, "--cpu", "do not use an accelerator")
 
 
+#: help of an option of those that read texts with a language model
+BEGIN = "that texts begin by, '' for none (default: as trained, or as its folder's tokenizer says)"
+
+
 def load_model(args: argparse.Namespace, task: str, **overrides: object):
     """The model of :func:`add_model`'s options; `overrides` of its training, None: none."""
     from fairseq_clusterformer.use.base import load

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from fairseq_clusterformer.ranges import OF_USE
 
-from .common import Parser, add_model, harmless, input_lines, load_model, number
+from .common import BEGIN, Parser, add_model, harmless, input_lines, load_model, number
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--top-k K", "draw among the K most likely tokens", type=number(OF_USE["top_k"]))
     about = "draw among the most likely tokens that have this probability together"
     add("--top-p P", about, type=number(OF_USE["top_p"]), default=1.0)
+    add("--begin SYMBOL", BEGIN)
     add("--seed N", "the same text each time (default: another one)", type=int)
     args = parser.parse_args(arguments)
     given = [] if args.prompt is None else [args.prompt]
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     names = ("max_tokens", "temperature", "top_k", "top_p", "seed")
     options = {name: vars(args)[name] for name in names}
     model = load_model(args, "language_modeling")
+    if args.begin is not None:
+        model.begin_by(args.begin)
     shown = harmless if sys.stdout.isatty() else str  # a file takes the model's bytes
     for text in model.generate(prompt, stream=True, **options):
         print(shown(text), end="", flush=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fairseq_clusterformer.errors import bad_option, check_file
 from fairseq_clusterformer.outputs import check_output, write_text
 
-from .common import Parser, add_force, add_model, inputs_of, load_model
+from .common import BEGIN, Parser, add_force, add_model, inputs_of, load_model
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--max-blocks N", "score the first N blocks")
     about = "tokens before their segment that heads of kind xl see (default: as trained)"
     add("--memory N", about)
+    add("--begin SYMBOL", BEGIN)
     add("--teacher-forced", "one pass only, which is much faster")
     about = "also read all blocks as one text: each behind what the layers keep of those before, "
     add("--stream", about + "which is bounded except for the kind full")
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     length = args.tokens_per_sample
     options = {"tokens_per_sample": length, "xl_memory": args.memory}
     language = load_model(args, "language_modeling", **options)
+    if args.begin is not None:
+        language.begin_by(args.begin)
     from tqdm import tqdm
 
     from fairseq_clusterformer.attention.kinds.xl import XL

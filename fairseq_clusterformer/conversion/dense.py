@@ -70,7 +70,7 @@ def read(folder: Path, data: Path) -> Loaded:
     if family.text == "tokenizer":
         ends = theirs.generation_config.eos_token_id
         ends = [numbers.index(end) for end in (ends if isinstance(ends, list) else [ends])]
-        options["bare_texts"] = first_of(folder) is None
+        options["text_begin"] = "" if first_of(folder) is None else "</s>"
         options["text_ends"] = ",".join(map(str, ends))
     sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
     described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)

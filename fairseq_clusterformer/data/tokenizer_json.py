@@ -92,7 +92,8 @@ def make(
     if form == "text" and (begin is not None or is_of_bytes):
         single = " ".join([*(begin or []), "$A"])
     template = f"{single} {second}"
-    around = [i for i in (dictionary.bos(), dictionary.eos()) if dictionary[i] in template]
+    around = {dictionary.bos(), dictionary.eos(), *map(dictionary.index, begin or ())}
+    around = [i for i in sorted(around) if dictionary[i] in template]
     for number in around:
         symbol, name = dictionary[number], names[number]
         single, template = single.replace(symbol, name), template.replace(symbol, name)

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Optional
 
 from fairseq import utils
 from fairseq.models import register_model
@@ -74,8 +74,8 @@ class LanguageModelOptions(ClusteringOptions):
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
     rotary_scaling: str = option("", "slower rotary positions of Llama 3: FACTOR,LOW,HIGH,TOKENS")
     output_bias: bool = option(False, "add a bias to the logits")
-    bare_texts: bool = option(
-        False, "texts begin by their first token, which has no </s> before it"
+    text_begin: Optional[str] = option(  # noqa: UP045 (what fairseq reads)
+        None, "symbol that texts begin by; empty: none (default: </s>, of bytes none)"
     )
     text_ends: str = option("", "numbers of symbols that end texts, if not </s>")
     separate_documents: bool = option(
@@ -137,7 +137,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         )
         _check(args, decoder)
         model = cls(decoder)
-        model.truncated_bptt, model.bare_texts = args.truncated_bptt, args.bare_texts
+        model.truncated_bptt, model.text_begin = args.truncated_bptt, args.text_begin
         model.text_ends = _ends(args.text_ends, len(task.target_dictionary))
         if args.lora:
             lora.adapt(model, args.lora)

@@ -28,6 +28,13 @@ class LanguageModel(Pretrained):
         self.dictionary = loaded.task.source_dictionary
         self.coding = TextCoding.from_folder(loaded.folder, self.dictionary)
 
+    def begin_by(self, symbol: str) -> None:
+        """Let texts begin by a symbol of the dictionary, or by nothing (""), instead of as the
+        training says. Raises UserError: there is no such symbol."""
+        if symbol and symbol not in self.dictionary:
+            raise bad_option("--begin", symbol, "a symbol of its dict.txt, or '' for nothing")
+        self.model.text_begin = symbol
+
     def generate(
         self,
         prompt: str = "",

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, islice, pairwise
+from itertools import groupby, islice, pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,14 @@ def leaks_future(model: nn.Module) -> bool:
 
 def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text by the training's options, int64 [N]: ``<s>`` with
-    --add-bos-token, and ``</s>``; of bytes and with --bare-texts, only an `empty` text has it."""
-    tokens = [coding.dictionary.bos()] * bool(loaded.cfg.task.get("add_bos_token"))
-    if empty or not (coding.unit == "byte" or are_bare(loaded)):
-        tokens.append(coding.dictionary.eos())
+    --add-bos-token, and the symbol of --text-begin, for want of which an `empty` text has
+    ``</s>``."""
+    words, begin = coding.dictionary, getattr(loaded.model, "text_begin", None)
+    if empty and not begin or begin is None and coding.unit != "byte":
+        begin = words[words.eos()]
+    tokens = [words.bos()] * bool(loaded.cfg.task.get("add_bos_token"))
+    if begin:
+        tokens.append(words.index(begin))
     return torch.tensor(tokens, dtype=torch.int64)
 
 
@@ -57,11 +61,6 @@ def ends_of(loaded: Loaded, coding: TextCoding) -> list[int]:
     """Symbols that end a text when it is written (--text-ends), or ``</s>`` if no line ends so."""
     own = [coding.dictionary.eos()] if coding.ends_texts else []
     return getattr(loaded.model, "text_ends", own) or own
-
-
-def are_bare(loaded: Loaded) -> bool:
-    """Whether texts begin by their first token (--bare-texts), which fairseq's models lack."""
-    return getattr(loaded.model, "bare_texts", False)
 
 
 def split_blocks(loaded: Loaded, split: str) -> Iterator[Block]:
@@ -97,8 +96,9 @@ def text_blocks(
 
 
 def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[Block]:
-    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines; with
-    --bare-texts, also without the ``</s>`` that fairseq puts where no token stands before."""
+    """As fairseq-eval-lm has them: without ``<s>`` among targets, and without too long lines. What
+    --text-begin says stands where fairseq puts ``</s>`` that ends no line; if it is nothing, the
+    first token is not scored."""
     most = loaded.model.max_positions()
     fitting = np.flatnonzero(dataset.sizes <= most).tolist()
     if left := len(dataset) - len(fitting):
@@ -107,17 +107,23 @@ def _blocks(loaded: Loaded, dataset: MonolingualDataset, name: str) -> Iterator[
             raise UserError(f"{name}: {problem}; allowed: lines of {most:,} tokens or fewer")
         print(f"{name}: {problem}: left out, as by fairseq-eval-lm", file=sys.stderr)
     first = int(bool(loaded.cfg.task.get("add_bos_token")))
-    end = loaded.task.source_dictionary.eos()
-    if (bare := are_bare(loaded)) and dataset.sizes[fitting].max() < 2:
+    samples = map(dataset.__getitem__, fitting)
+    blocks = ((sample["source"], sample["target"][first:]) for sample in samples)
+    if getattr(loaded.model, "text_begin", None) is None:
+        return blocks
+    coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
+    begin, end = begin_of(loaded, coding), coding.dictionary.eos()
+    if not len(begin) and dataset.sizes[fitting].max() < 2:
         problem = "nothing stands before its only token"
         raise UserError(f"{name}: {problem}; allowed: a text of two tokens or more")
 
-    def block(sample: dict) -> Block:
-        source, target = sample["source"], sample["target"]
-        begin = int(bare and source[0] == end)
-        return source[begin:], target[begin or first :]
+    def begun(number: int, block: Block) -> Block:
+        source, target = block
+        if source[first] == end and (coding.ends_texts or number == 0):
+            source = torch.cat([begin, source[first + 1 :]])
+        return source, target[-len(source) :] if len(source) else source
 
-    return filter(lambda pair: len(pair[1]), map(block, map(dataset.__getitem__, fitting)))
+    return filter(lambda block: len(block[1]), starmap(begun, enumerate(blocks)))
 
 
 @torch.no_grad()

@@ -145,22 +145,22 @@ def test_a_text_begins_as_in_training(tmp_path, word_checkpoint, checkpoint, bos
         assert language.encode("a")[0].size(0) == bos + len(begin) + 1
 
 
-@pytest.mark.parametrize("mode", ["none", "eos"])
-def test_a_bare_texts_first_token_is_not_scored(word_checkpoint, mode):
-    """It stands at the beginning, of which older checkpoints say nothing: theirs have </s>."""
-    how = {"sample_break_mode": mode, "tokens_per_sample": 4}
-    for bare in (False, True):
-        loaded = load_checkpoint(word_checkpoint, bare_texts=bare, **how)
-        language, blocks = LanguageModel(loaded, device="cpu"), [*text_blocks(loaded, "a b c")]
-        tokens = [*language.coding.encode("a b c").tolist(), 2]
-        assert [(s.tolist(), t.tolist()) for s, t in blocks] == [
-            (tokens[:3] if bare else [2, *tokens[:3]], tokens[bare:])
-        ]
-        assert language._given("a", "text", 1).tolist() == [2] * (not bare) + tokens[:1]
-        assert language._given("", "text", 1).tolist() == [2]
-        if bare and mode == "eos":
-            with pytest.raises(UserError, match="nothing stands before its only token; allowed"):
-                text_blocks(loaded, "\n")
+@pytest.mark.parametrize("begin", [None, "", "b"])
+def test_a_text_begins_by_a_symbol_or_nothing(word_checkpoint, begin):
+    """Older checkpoints say nothing of it: theirs have </s>. After nothing, no token is scored."""
+    loaded = load_checkpoint(word_checkpoint, text_begin=begin, tokens_per_sample=4)
+    language, blocks = LanguageModel(loaded, device="cpu"), [*text_blocks(loaded, "a b c")]
+    tokens, end = [*language.coding.encode("a b c").tolist(), 2], language.dictionary.index
+    first = {None: [2], "": [], "b": [end("b")]}[begin]
+    wanted = [*first, *tokens[:3]], tokens[not first :]
+    assert [(source.tolist(), target.tolist()) for source, target in blocks] == [wanted]
+    assert language._given("a", "text", 1).tolist() == [*first, tokens[0]]
+    assert language._given("", "text", 1).tolist() == first or [2]
+    with pytest.raises(UserError, match="--begin is b-; allowed: a symbol of its dict.txt, or"):
+        language.begin_by("b-")
+    language.begin_by("")
+    with pytest.raises(UserError, match="nothing stands before its only token; allowed: a text"):
+        text_blocks(loaded, "\n")
 
 
 def test_lines_that_are_too_long_are_left_out(tmp_path, word_checkpoint, capsys):
