@@ -208,12 +208,12 @@ def test_results_are_of_todays_grids(path):
 
 
 def test_every_command_of_a_result_parses_today():
-    """Those that differ in a number or a fold once."""
+    """Those that differ in a number or a fold once; but those that are of an older commit."""
     found = {}
     for _, records in results.results():
         for record in records:
             for line in [record["command"], *record.get("scored by", [])]:
-                if line is not None:
+                if line is not None and not line.startswith("of commit "):
                     key = re.sub(r"DATA\S*|KEEP/[^ ']*|--seed \d+|'KEEP[^']*'", "", line)
                     found.setdefault(re.sub(r"(\d+\.)?\d+", "0", key), line)
     assert len(found) > 20
