@@ -68,6 +68,7 @@ CAUSAL = {
     "kmeans, index": "kmeans(interval=1,index=2)",
     "routing, index, gap": "routing(index=2,gap=3,sinks=1)",
     "neural, index": "neural(index=3)",
+    "taught, index, sinks, summaries": "taught(index=4,probes=2,gap=3,sinks=2,summaries=3)",
     "taught, index": "taught(index=3,probes=2,gap=2)",
     "window+taught, index, sinks, clusters of keys": "window+taught(index=4,probes=2,gap=3,"
     "sinks=2,clusters_per=kv-head)",
@@ -120,6 +121,7 @@ CARRIED_ON = (
     "taught, sinks, summaries, probes",
     "taught, clusters of keys",
     "taught, index",
+    "taught, index, sinks, summaries",
     "window+taught, index, sinks, clusters of keys",
 )
 

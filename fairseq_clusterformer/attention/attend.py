@@ -146,7 +146,9 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     """Of one token of each row: it is stored in its ring, or in the window from which it will
     enter its ring, and one softmax is taken over all entries that it sees."""
     tokens, assignment, gap = seen.tokens, seen.assignment, rule.gap
-    behind, rounds = tokens.behind(rule.sinks) if rule.sinks else tokens, assignment.rounds
+    if rule.index:
+        return _one_of_lists(heads, seen, rule, stores)
+    behind, rounds = tokens.behind(rule.sinks), assignment.rounds
     groups, entries, mask = assignment.groups, _entries(heads, assignment), behind.padding_mask
     if rounds:
         written = torch.stack([found.of_keys for found in rounds], dim=2)
@@ -155,8 +157,6 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         shape = len(entries), 1, 1, 1
         written = read = torch.zeros(shape, dtype=torch.long, device=entries.device)
     written, near, rings = written.squeeze(-1), stores.near, stores.rings
-    if rule.index:
-        return _one_of_lists(heads, seen, rule, stores, entries, read.squeeze(2), written, mask)
     if rings is None:
         nothing = Keys(entries[:, :, :0], written.unsqueeze(-1)[..., :0], None)
         rings = Rings.of(nothing, clusters=rule.clusters, window=None, counted=False)
@@ -219,22 +219,13 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     return out, replace(stores, sinks=sinks, others=others)
 
 
-def _one_of_lists(
-    heads: QKV,
-    seen: Seen,
-    rule: Rule,
-    stores: Stores,
-    entries: Tensor,
-    read: Tensor,
-    written: Tensor,
-    behind: Tensor | None,
-) -> tuple[Tensor, Stores]:
-    """The same of an index: where a token is behind no sink, bool [B, 1], it is in no list."""
-    tokens, q, place = seen.tokens, heads.q, seen.tokens.positions.expand(len(entries), -1)
+def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, Stores]:
+    """The same of an index, in whose lists no sink is."""
+    tokens, q, (found,) = seen.tokens, heads.q, seen.assignment.rounds
+    entries, read, written = _entries(heads, seen.assignment), found.queries, found.of_keys
+    read, place = torch.cat(read, dim=-1), tokens.positions.expand(len(q), -1)
     lists = stores.lists or Lists.empty(entries, written, rule.clusters)
     lists.open(1)
-    if behind is not None:
-        written = written.masked_fill(behind.unsqueeze(1), rule.clusters)
     if tokens.begins is not None:
         lists.latest = lists.latest.masked_fill(tokens.begins.unsqueeze(-1), -1)
     stores = replace(stores, assigned=seen.assigned, lists=lists)
@@ -254,6 +245,7 @@ def _one_of_lists(
     visible = [lists.look(q, read, rule.index, place - rule.gap), own]
     visible.append(lists.near(rule.gap, rule.sinks, place))
     out = _softmax(q, visible, joined=bool(seen.others))
+    written = written.masked_fill((place < rule.sinks).unsqueeze(1), rule.clusters)
     lists.store(entries, written, place, tokens.padding_mask)
     out, others = _joined([out], heads, seen, stores)
     return out, replace(stores, others=others)

@@ -276,7 +276,7 @@ class Kind(nn.Module, ABC):
         return Sight(tuple(sides), own=Own(self.rule.own_bias))
 
     def others(self, tokens: Tokens, assignment: Assignment) -> tuple[Other, ...]:
-        """What queries see besides single keys, of tokens without sinks."""
+        """What queries see besides single keys; sinks are seen apart."""
         return ()
 
     def forward(self, tokens: Tokens, stores: Stores | None = None) -> Seen:
@@ -286,11 +286,11 @@ class Kind(nn.Module, ABC):
         if state and self.rule.per_token:
             problem = "is declared per_token=True, and assign returned a state; allowed: False"
             raise ValueError(f"{type(self).__name__} {problem}")
-        behind = tokens.behind(self.rule.sinks) if self.rule.sinks else tokens
-        seen = Seen(tokens.x, tokens, assignment, state, self.others(behind, assignment))
+        seen = Seen(tokens.x, tokens, assignment, state, self.others(tokens, assignment))
         if stores is not None and tokens.x.size(1) == 1:
             return seen
         self._check(tokens, assignment)
+        behind = tokens.behind(self.rule.sinks)
         text = self._text(tokens, behind, assignment.rounds, stores)
         sight = _with_sinks(self.rule, text, self.sight(text, assignment))
         return seen._replace(text=text, sight=sight)

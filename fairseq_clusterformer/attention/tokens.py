@@ -160,6 +160,8 @@ class Tokens:
     def behind(self, number: int) -> "Tokens":
         """The same for parts that do not see the first ``number`` real tokens of each document:
         these count as padding, and positions begin behind them."""
+        if number == 0:
+            return self
         positions = self.positions - number
 
         def make() -> Batch:

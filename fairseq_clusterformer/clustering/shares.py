@@ -155,6 +155,15 @@ def assign_both(
     both, sharing, rest = offsets.dim() == 3, q.size(1) // k.size(1), (padding_mask, similarity)
     of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
     of_queries, of_keys = offsets if both else (torch.zeros_like(of_each[..., 0]), offsets)
+    if not counted and exploration is None:  # in decoding: both at once
+        offsets = torch.cat([of_queries.to(dtype), of_keys.to(dtype)])
+        given = torch.cat([q, k], dim=1), torch.cat([of_each, vectors]), offsets
+        scores = Scores(*given, *rest)
+        with torch.no_grad():
+            found = _assign(scores, impl, probes=probes, mass=False, counted=False)
+        first, *more = (clusters[:, : q.size(1)] for clusters in found.clusters)
+        key = found.clusters[0][:, q.size(1) :]
+        return Assigned(first, key, None, None, None, tuple(more))
     queries = Scores(q, of_each, of_queries.to(dtype), *rest)
     keys = Scores(k, vectors, of_keys.to(dtype), *rest)
     with torch.no_grad():  # only an argmax is taken of scores, but for shares

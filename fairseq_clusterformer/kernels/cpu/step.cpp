@@ -186,8 +186,9 @@ void keep(const Step& p, int64_t row) {
     const int64_t* written = p.written + (row * p.groups + group) * p.layouts;
     if (p.index) {
       const int64_t place = p.place[row], at = (row * p.groups + group) * p.window + place;
-      int64_t& latest = p.latest[(row * p.groups + group) * (p.rings + 1) + *written];
-      p.earlier[at] = latest, p.listed[at] = *written, latest = place;
+      const int64_t list = place < p.number_of_sinks ? p.rings : *written;  // the last: in none
+      int64_t& latest = p.latest[(row * p.groups + group) * (p.rings + 1) + list];
+      p.earlier[at] = latest, p.listed[at] = list, latest = place;
       for (int64_t head = 0; head < sharing; head++)
         std::copy_n(entries + head * p.entry_width, p.entry_width,
                     p.kept + ((first + head) * p.window + place) * p.entry_width);

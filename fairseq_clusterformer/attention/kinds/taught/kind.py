@@ -200,7 +200,7 @@ class Taught(Kind):
         ((looked_into, keys),), scouts = assignment.rounds, assignment.scouts
         blind = None if scouts is None else scouts.queries
         count = self.rule.clusters + self.rule.drops_keys  # dropped keys have a mean, too
-        given = looked_into, keys, count, tokens, blind
+        given = looked_into, keys, count, tokens.behind(self.rule.sinks), blind
         if not self.rule.causal:
             return (MeansOfOthers(*given),)
         return (MeansSoFar(*given, self.options.summaries, self.rule.gap),)

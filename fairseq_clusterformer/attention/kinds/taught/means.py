@@ -137,6 +137,8 @@ class MeansSoFar(_Means):
     def in_cpu_step(self, heads: QKV, kept: Sums | None) -> tuple[dict[str, Any], Sums] | None:
         if kept is None or kept.sums.dtype != heads.q.dtype:
             return None
+        if self.tokens.padding_mask is not None:  # of a sink, say
+            return None
         at, shape = self.places(), (len(kept.sums), heads.q.size(1), 1)
         looked_into = torch.cat([c.expand(shape) for c in self.looked_into], dim=-1)
         cluster = self.keys.expand(*kept.sums.shape[:2], 1)
