@@ -115,8 +115,15 @@ def fit(
     method: str, x: np.ndarray | Tensor, num_clusters: int, *, seed: int = 1, **options
 ) -> Clusters:
     """Fit K centroids to finite vectors, float32 [N, D]. `options` are those of the method in
-    `OPTIONS`; the seed is of all that is random. Raises UserError as :func:`check`."""
-    check(method, num_clusters, len(x))
+    `OPTIONS`; the seed is of all that is random. Raises UserError: no such method, K is not 1 to
+    N, or "som" is without its library."""
+    if method not in METHODS:
+        raise bad_option("--method", method, ", ".join(METHODS))
+    if not 1 <= num_clusters <= len(x):
+        raise bad_option("--num-clusters", num_clusters, f"1 to N, here {len(x):,}")
+    if method == "som" and importlib.util.find_spec("minisom") is None:
+        needed = 'pip install ".[clustering]" in the clone'
+        raise bad_option("--method", "som", needed, "minisom is not installed")
     x = torch.as_tensor(x, dtype=torch.float32)
     own = method.removeprefix("spherical-")
     options = {name: default for name, (default, _) in OPTIONS[own].items()} | options
@@ -128,17 +135,6 @@ def fit(
     vectors = normalize(x, dim=-1) if spherical else x
     found = kmeans(vectors, num_clusters, spherical=spherical, seed=seed, **options)
     return Clusters(found, spherical=spherical)
-
-
-def check(method: str, num_clusters: int, length: int) -> None:
-    """Raise UserError: K is not 1 to `length`, or "som" is without its library."""
-    if method not in METHODS:
-        raise bad_option("--method", method, ", ".join(METHODS))
-    if not 1 <= num_clusters <= length:
-        raise bad_option("--num-clusters", num_clusters, f"1 to N, here {length:,}")
-    if method == "som" and importlib.util.find_spec("minisom") is None:
-        needed = 'pip install ".[clustering]" in the clone'
-        raise bad_option("--method", "som", needed, "minisom is not installed")
 
 
 def _neural(x: Tensor, num_clusters: int, seed: int, how: dict[str, Any]) -> Clusters:
