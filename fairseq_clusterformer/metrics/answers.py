@@ -1,21 +1,19 @@
 """Answer texts compared: normalisation, exact match and F1 over words, several gold answers.
 
-Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate`, TriviaQA too, with
-``normalise=normalise_triviaqa``; SQuAD 2.0, where many questions have no answer, by
-:func:`evaluate_v2`; and HotpotQA by :func:`evaluate_hotpotqa`. All do as the data sets' scripts.
+Quasar-T, SearchQA and SQuAD 1.1 are scored by :func:`evaluate`; SQuAD 2.0, where many questions
+have no answer, by :func:`evaluate_v2`; and HotpotQA by :func:`evaluate_hotpotqa`. All do as the
+data sets' scripts.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
-_BLANK_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation + "‘’´`"), " ")
 _HOTPOTQA = ("em", "prec", "recall", "f1")
 Facts = Mapping[str, Collection[Hashable]]
-Normalise = Callable[[str], str]
 
 
 def normalise(text: str) -> str:
@@ -24,12 +22,7 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def normalise_triviaqa(text: str) -> str:
-    """The same as TriviaQA's script does: punctuation, also typographic, is a blank."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_BLANK_PUNCTUATION)).split())
-
-
-def exact_match(prediction: str, gold: str, normalise: Normalise = normalise) -> float:
+def exact_match(prediction: str, gold: str) -> float:
     """1.0 if both are the same text when normalised, else 0.0."""
     return float(normalise(prediction) == normalise(gold))
 
@@ -48,7 +41,7 @@ def precision_recall_f1(prediction: str, gold: str) -> tuple[float, float, float
     return overlap((Counter(found) & Counter(right)).total(), len(found), len(right))
 
 
-def f1(prediction: str, gold: str, normalise: Normalise = normalise) -> float:
+def f1(prediction: str, gold: str) -> float:
     """The F1 of the normalised words; 0.0 if either has none."""
     return precision_recall_f1(normalise(prediction), normalise(gold))[2]
 
@@ -62,14 +55,11 @@ def check_gold(gold: Mapping[object, Sequence[str]]) -> None:
 
 
 def evaluate(
-    gold: Mapping[str, Sequence[str]],
-    predictions: Mapping[str, str],
-    *,
-    normalise: Normalise = normalise,
+    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
 ) -> dict[str, float]:
     """``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
 
-    A question counts with the gold answer (TriviaQA: alias) that its prediction agrees with best,
+    A question counts with the gold answer that its prediction agrees with best,
     and with 0 if it has no prediction, as in ``evaluate-v1.1``; predictions of other ids are
     passed over. Raises ValueError: see :func:`check_gold`.
     """
@@ -77,7 +67,7 @@ def evaluate(
     result = {}
     for name, score in (("exact_match", exact_match), ("f1", f1)):
         best = (
-            max(score(predictions[id_], text, normalise) for text in answers)
+            max(score(predictions[id_], text) for text in answers)
             for id_, answers in gold.items()
             if id_ in predictions
         )

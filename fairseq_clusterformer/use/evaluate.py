@@ -184,9 +184,7 @@ def _score_texts(found: Predictions, ids: Iterable[str]) -> dict[str, float]:
     if found.some_unanswerable:
         how = {"threshold": found.threshold}
         return answers.evaluate_v2(gold, found.texts, found.no_answer, **how)
-    trivia = found.corpus.startswith("triviaqa")
-    normalise = answers.normalise_triviaqa if trivia else answers.normalise
-    return answers.evaluate(gold, found.texts, normalise=normalise)
+    return answers.evaluate(gold, found.texts)
 
 
 def breakdown(found: Predictions) -> dict[str, dict[str, dict[str, float]]]:
