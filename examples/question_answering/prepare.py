@@ -17,7 +17,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.cli.prepare.qa import prepare_known
-from fairseq_clusterformer.corpora.files import members
 from fairseq_clusterformer.corpora.question_answering import records
 from fairseq_clusterformer.corpora.question_answering.build import QuestionCorpus
 from fairseq_clusterformer.corpora.question_answering.readers import question_record
@@ -56,10 +55,10 @@ def quasar_t(path: Path, drops: records.Drops, *, contexts: str = "short") -> It
 
 
 def searchqa(path: Path, drops: records.Drops) -> Iterator[Record]:
-    """Yield the records of a split: one JSON file an item, in a folder, .tar(.gz) or .zip."""
+    """Yield the records of a split: one JSON file an item, in a folder."""
 
-    def to_record(data: bytes) -> Record:
-        item = records.parse_json(data)
+    def to_record(file: Path) -> Record:
+        item = records.parse_json(file.read_bytes())
         id_ = str(get(item, "id", (int, str)))
         results = (each for each in get(item, "search_results", list) if isinstance(each, Mapping))
         results = (each for each in results if str(each.get("snippet") or "").strip())
@@ -67,11 +66,9 @@ def searchqa(path: Path, drops: records.Drops) -> Iterator[Record]:
         snippets = [records.Paragraph(*each) for each in shown]
         return records.distant_record(id_, get(item, "question"), snippets, [get(item, "answer")])
 
-    found = members(path, lambda name: name.endswith(".json"))
-    items = ((f"{path}: {name}", data) for name, data in found)
-    if (first := next(items, None)) is None:
-        raise foreign(path, "a folder, .tar, .tar.gz or .zip of SearchQA's .json files")
-    return records.convert(chain([first], items), to_record, drops)
+    if not (files := sorted(file for file in path.rglob("*.json") if file.is_file())):
+        raise foreign(path, "a folder of SearchQA's .json files")
+    return records.convert(((str(file), file) for file in files), to_record, drops)
 
 
 def natural_questions(path: Path, drops: records.Drops) -> Iterator[Record]:

@@ -80,15 +80,10 @@ def aligned_lines(
 
 
 def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield names, below `path`, and contents of the wanted files of a folder, in order, or of a
-    .zip or .tar, as they lie in it. Raises UserError if it cannot be read to its end."""
+    """Yield names and contents of the wanted files of a .zip or .tar, as they lie in it. Raises
+    UserError if it cannot be read to its end."""
     try:
-        if path.is_dir():
-            for file in sorted(path.rglob("*")):
-                name = file.relative_to(path).as_posix()
-                if wanted(name) and file.is_file():
-                    yield name, file.read_bytes()
-        elif zipfile.is_zipfile(path):
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 for name in filter(wanted, archive.namelist()):
                     yield name, archive.read(name)

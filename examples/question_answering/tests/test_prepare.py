@@ -11,7 +11,6 @@ from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.use.evaluate import _facts
 from question_answering import prepare
-from tests.corpora.commands import pack
 from tests.corpora.records import damaged, read, spans, write
 from tests.corpora.test_question_corpora import shown
 
@@ -69,21 +68,16 @@ SEARCHQA["search_results"] = [
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_searchqa(tmp_path, packed):
+def test_searchqa(tmp_path):
     others = (SEARCHQA | {"id": 2, "answer": "Davos"}, SEARCHQA | {"id": 3, "search_results": []})
     rows = [json.dumps(SEARCHQA), "{", *map(json.dumps, others)]
     items = {f"train/03000{i}-1.json": row.encode() for i, row in enumerate(rows)}
     items["train/readme.txt"] = b""
-    if packed:
-        path = pack(tmp_path / "train.tar.gz", items)
-    else:
-        (path := tmp_path / "all").mkdir()
-        with pytest.raises(UserError, match="allowed: a folder, .tar"):
-            read(prepare.searchqa, path)
-        for member, data in items.items():
-            write(path / member, data)
-    records, drops = read(prepare.searchqa, path)
+    with pytest.raises(UserError, match="allowed: a folder of SearchQA's"):
+        read(prepare.searchqa, tmp_path)
+    for member, data in items.items():
+        write(tmp_path / member, data)
+    records, drops = read(prepare.searchqa, tmp_path)
     assert list(records) == ["30000"]
     assert spans(records["30000"]) == [(0, 19, "Samos"), (1, 0, "SAMOS")]
     assert [part.title for part in records["30000"].paragraphs] == ["Pythagoras", ""]
