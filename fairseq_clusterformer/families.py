@@ -292,10 +292,23 @@ def _llama_sight(config: Any) -> str:
 def _llama_scaling(config: Any) -> str:
     """As ``--rotary-scaling`` has it."""
     rope = config.rope_parameters
-    if (kind := rope["rope_type"]) not in ("default", "llama3"):
-        raise ValueError(f"its rope_type is {kind}, not default, llama3")
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return ",".join(str(rope[name]) for name in names) if kind == "llama3" else ""
+    if (kind := rope["rope_type"]) not in ("default", "linear", "llama3", "yarn"):
+        raise ValueError(f"its rope_type is {kind}, not default, linear, llama3, yarn")
+    if kind == "llama3":
+        names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        return ",".join(str(rope[name]) for name in names)
+    return "" if kind == "default" else rotary_table(config)
+
+
+def rotary_table(config: Any) -> str:
+    """What ``--rotary-scaling`` is for a configuration of transformers that scales."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = config.rope_parameters
+    found, sharpness = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, "cpu")
+    plain = rope["rope_theta"] ** -(torch.arange(len(found)).double() / len(found))
+    rates = ",".join(f"{rate:.7g}" for rate in (found / plain).tolist())
+    return f"{sharpness**2:.9g}:{rates}"
 
 
 _LLAMA = Family(

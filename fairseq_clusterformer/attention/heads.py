@@ -171,7 +171,7 @@ class ProjectedHeads(nn.Module):
         if self.rotary is not None:
             key = "turns", self.rotary, self.head_dim // 2
             turns = batch.cached(key, lambda: self.rotary.turns(positions, key[2]))
-            q, k = (turned(t, *turns) for t in (q, k))
+            q, k = (turned(t, *turns) for t in (self.rotary.sharpened(q), k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)
             v = pad(v, (0, k.size(-1) - v.size(-1)))

@@ -23,6 +23,8 @@ class Rotary(NamedTuple):
     #: by the factor, one that turns more than ``high`` times as before, and those between in
     #: proportion. None: all as before
     scaling: tuple[float, float, float, float] | None = None
+    rates: tuple[float, ...] = ()  # what each pair's turn is multiplied by, E / 2 numbers; (): 1
+    sharpness: float = 1.0  # what queries are multiplied by, as in YaRN (Peng et al. 2023)
 
     def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
         """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half], in float64,
@@ -33,8 +35,13 @@ class Rotary(NamedTuple):
             factor, low, high, length = self.scaling
             kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
             rate = rate * (kept + (1 - kept) / factor)
+        if self.rates:
+            rate = rate * rate.new_tensor(self.rates)
         angle = positions[:, None, :, None] * rate
         return angle.sin(), angle.cos()
+
+    def sharpened(self, q: Tensor) -> Tensor:
+        return q if self.sharpness == 1 else q * self.sharpness
 
 
 class QKV(NamedTuple):

@@ -45,10 +45,10 @@ class Read(NamedTuple):
 
     def attended(self, attention: SelfAttention) -> tuple[Tensor, Tensor]:
         """Queries and keys as they meet, with their positions if these are rotary."""
-        if attention.rotary is None:
+        if (rotary := attention.rotary) is None:
             return self.q, self.k
         positions = self.batch.positions(self.x)
-        return tuple(rotated(t, positions, attention.rotary) for t in (self.q, self.k))
+        return tuple(rotated(t, positions, rotary) for t in (rotary.sharpened(self.q), self.k))
 
 
 def read(model: nn.Module, inputs: Inputs | Path) -> Callable[[Place], Read]:

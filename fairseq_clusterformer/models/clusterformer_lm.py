@@ -72,7 +72,7 @@ class LanguageModelOptions(ClusteringOptions):
         choices=(*utils.get_available_activation_fns(), "swish", "swiglu"),
     )
     rotary_base: float = option(10_000.0, "base of rotary positions", above=0)
-    rotary_scaling: str = option("", "slower rotary positions of Llama 3: FACTOR,LOW,HIGH,TOKENS")
+    rotary_scaling: str = option("", "slower rotary positions: FACTOR,LOW,HIGH,TOKENS, or a table")
     output_bias: bool = option(False, "add a bias to the logits")
     text_begin: Optional[str] = option(  # noqa: UP045 (what fairseq reads)
         None, "symbol that texts begin by; empty: none (default: </s>, of bytes none)"

@@ -220,7 +220,7 @@ def attention_plan(
         head_dim=_option(args, "head_dim", side) or None,
         biases=_option(args, "biases"),
         qk_norm=args.norm_eps if _option(args, "qk_norm") else None,
-        rotary=_rotary(args),
+        rotary=_rotary(args, of_head // 2),
         relative=relative,
         short_convolution=args.short_convolution,
         copying_start=starts and side == "decoder",
@@ -268,17 +268,22 @@ def _kinds_of_layers(
     return kinds
 
 
-def _rotary(args: Namespace) -> Rotary | None:
+def _rotary(args: Namespace, pairs: int) -> Rotary | None:
     """How fast rotary positions turn; None: there are none. Raises ValueError: no scaling."""
     base, text = _option(args, "rotary_base"), _option(args, "rotary_scaling")
     is_rotary = args.positions == "rotary"
     if not text:
         return Rotary(base) if is_rotary else None
     with suppress(ValueError):
-        factor, low, high, tokens = map(float, text.split(","))
-        if is_rotary and factor >= 1 and 0 < low < high and tokens > 0:
-            return Rotary(base, (factor, low, high, tokens))
-    allowed = "with --positions rotary, FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192"
+        sharpness, is_table, numbers = text.rpartition(":")
+        numbers = tuple(map(float, numbers.split(",")))
+        if is_table and is_rotary and len(numbers) == pairs and min(numbers) > 0:
+            return Rotary(base, None, numbers, float(sharpness))
+        factor, low, high, tokens = numbers
+        if not is_table and is_rotary and factor >= 1 and 0 < low < high and tokens > 0:
+            return Rotary(base, numbers)
+    allowed = "with --positions rotary, FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192, "
+    allowed += f"or SHARPNESS:RATE,RATE and so on, {pairs} rates of pairs of channels"
     raise refused("--rotary-scaling", text, allowed)
 
 

@@ -162,8 +162,10 @@ def llama(folder: Path) -> None:
 
 
 def mistral(folder: Path) -> None:
-    """It sees the latest 8 tokens."""
-    config = transformers.MistralConfig(sliding_window=8, head_dim=6, **OF_LLAMA)
+    """It sees the latest 8 tokens, at half their distances."""
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    how = OF_LLAMA | {"rope_parameters": rope}
+    config = transformers.MistralConfig(sliding_window=8, head_dim=6, **how)
     save(folder, transformers.MistralForCausalLM(config))
     save_pieces(folder, eos_token="</s>", chat_template=CHAT)
 
@@ -175,8 +177,10 @@ def qwen2(folder: Path) -> None:
 
 
 def qwen3(folder: Path) -> None:
-    """Its second layer sees the latest 8 tokens."""
+    """Its second layer sees the latest 8 tokens; texts beyond 32 tokens by YaRN."""
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 4.0}
+    window["rope_parameters"] = rope | {"original_max_position_embeddings": 32}
     config = transformers.Qwen3Config(head_dim=8, eos_token_id=0, **window, **OF_LLAMA)
     save(folder, transformers.Qwen3ForCausalLM(config))
     save_byte_pairs(folder, 280, ["<|end|>"], chat_template=CHAT)

@@ -48,7 +48,11 @@ def read(folder: Path, ours) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     vocabulary = symbols.get_vocab()
     begin = "<s>" if folder.name in BEGINS_BY_BOS else "<|end|>"
     names = ours.dictionary.symbols
-    special = {"</s>": vocabulary[begin], begin: -1} | {f"<token-{i}>": i for i in range(330)}
+    special = {f"<token-{i}>": i for i in range(330)}
+    for token, number in vocabulary.items():  # white space is spelled
+        if token.split() != [token]:
+            special["".join(f"<U+{ord(letter):04X}>" for letter in token)] = number
+    special |= {"</s>": vocabulary[begin], begin: -1}
     numbers = [special.get(name, vocabulary.get(name, -1)) for name in names]
     tokens = ours._given(PROMPT, "the prompt", 1)[None]
     assert int(tokens[0, 0] == 2) == int(folder.name in BEGINS_BY_BOS)
@@ -175,10 +179,10 @@ def test_another_form_is_one_line(folder: Path, tmp_path: Path, capsys) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     config = json.loads((other / "config.json").read_text())
-    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     for options, problem in (
         ({"hidden_act": "gelu"}, "its hidden_act is gelu, not silu"),
-        ({"rope_parameters": rope}, "its rope_type is linear, not default, llama3"),
+        ({"rope_parameters": rope}, "its rope_type is dynamic, not default, linear, llama3, yarn"),
         ({"eos_token_id": []}, "its eos_token_id is [], not a number"),
     ):
         if folder.name in BEGINS_BY_BOS and "eos_token_id" in options:

@@ -22,7 +22,7 @@ from fairseq_clusterformer.models.clusterformer_reader import ClusterformerReade
 LLAMA = {
     **{"norm": "rms", "norm_eps": 1e-6, "activation_fn": "swiglu", "biases": "none"},
     **{"decoder_kv_heads": 2, "decoder_head_dim": 12, "qk_norm": True, "attention_sinks": 2},
-    **{"positions": "rotary", "rotary_base": 5e3, "rotary_scaling": "4,1,3,16"},
+    **{"positions": "rotary", "rotary_base": 5e3, "rotary_scaling": "1.2:1,1,0.9,0.6,0.4,0.3"},
     **{"no_scale_embedding": True, "share_decoder_input_output_embed": False},
 }
 #: attention of encoders
