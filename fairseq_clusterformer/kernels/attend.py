@@ -134,7 +134,7 @@ def joint_attention(
 def least_logits(
     q: Tensor, k: Tensor, layouts: Sequence[Layout], number: int, *, impl: str = "auto"
 ) -> Tensor:
-    """The ``number``-th largest of the logits that queries have in ranges of all layouts together,
+    """What hides all but the ``number`` largest logits of queries in ranges of all layouts,
     for :class:`Layout`'s ``least``, at least float32 [B, H, N]; -inf where they see no more keys.
     It is lowered by what rounding may change: what is as large as it is seen too."""
     q, k = at_least_float32(q), at_least_float32(k)

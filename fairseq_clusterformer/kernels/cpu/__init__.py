@@ -17,7 +17,7 @@ from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, empty_like
 from .library import can_run, run, why_missing
 
 #: logits that are kept at once, where the largest of each query are looked for
-NUMBERS = 1 << 24
+NUMBERS = 1 << 22
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -79,16 +79,17 @@ class Cpu(Kernel):
 
 
 def least(calls: Sequence[Call], number: int) -> Tensor:
-    """The ``number``-th largest logit that queries have by all calls together [B, H, N], -inf
-    where they see no more keys."""
-    q, size = calls[0].q, 2 * (number + 1)
+    """What hides all but the ``number`` largest logits that queries have by all calls together
+    [B, H, N]: it lies between that logit and the next; -inf where they see no more keys."""
+    q, room = calls[0].q, (number + 1 + 256 + 15) // 16 * 16
     found = q.new_empty(q.shape[:3])
-    at_once = max(1, NUMBERS // (size * len(q) * q.size(2)))
+    at_once = min(q.size(1), max(1, NUMBERS // (room * len(q) * q.size(2))))
+    best = q.new_empty(len(q), at_once, q.size(2), room)
     for first in range(0, q.size(1), at_once):
         heads = slice(first, first + at_once)
         lse = found[:, heads]
-        best = lse.new_empty(*lse.shape, size)
-        kept = {"best": best, "held": lse.new_zeros(lse.shape, dtype=torch.long), "number": number}
+        held = lse.new_zeros(lse.shape, dtype=torch.long)
+        kept = {"best": best, "held": held, "number": number, "room": room}
         for call in calls:
             given = _given(call, adds=False)
             for name, x in given.items():

@@ -16,7 +16,6 @@
 // Shape letters as in simd.h.
 
 #include <atomic>
-#include <functional>
 #include <thread>
 
 #include "simd.h"
@@ -29,9 +28,10 @@ DECLARE(Problem,
   // Of the own key: where it is not seen, and what dropout multiplies its weight by.
   Tensor own_hidden, own_drops;
   // Of each query: logits below the least are hidden. Where the `number` largest are looked for:
-  // room for them [B, H, N, 2 * (number + 1)], and how many are held; lse will be the least one.
+  // room for them [B, H, N, room], `number` + 1 and CHUNK or more in whole registers, and how many
+  // are held; lse will be what hides the others.
   Tensor least, best, held;
-  int64_t number;
+  int64_t number, room;
   int64_t batch, heads, length, slots, seed, threads;
   int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
   int64_t own;   // whether each query sees its own key, besides the ranges
@@ -409,24 +409,46 @@ struct Attention {
       each<R>([&](int r, int c) { vec(weights + (at - begin + r) * Q + c * L) = logits[r][c]; });
     });
     for (int i = 0; i < Q; i++) {
-      if (!s.asks[i]) continue;
+      const int64_t from = std::max<int64_t>(begin, s.lo[i]), to = std::min<int64_t>(end, s.hi[i]);
+      if (from >= to) continue;
       const int64_t at = token(p.query_order, slot + i);
-      T *best = p.best.at<T>(row, head, at), least = -INF;
+      T* best = p.best.at<T>(row, head, at);
       int64_t& held = *p.held.at<int64_t>(row, head, at);
-      for (int64_t key = std::max<int64_t>(begin, s.lo[i]); key < std::min<int64_t>(end, s.hi[i]); key++) {
-        const T logit = weights[(key - begin) * Q + i];
-        if (!(logit > least)) continue;
-        best[held++] = logit;
-        if (held < 2 * (p.number + 1)) continue;
-        least = largest(best, held, p.number + 1), held = p.number + 1;
+      if (held + to - from > p.room) {
+        const T least = least_of(best, held, p.number + 1);
+        held = std::remove_if(best, best + held, [=](T x) { return x < least; }) - best;
+        held = std::min(held, p.number + 1);  // of those that are alike, any
       }
+      for (int64_t key = from; key < to; key++) best[held++] = weights[(key - begin) * Q + i];
     }
   }
 
-  // Moves the largest to the front; returns the least of them.
-  static T largest(T* best, int64_t held, int64_t number) {
-    std::nth_element(best, best + number - 1, best + held, std::greater<T>());
-    return best[number - 1];
+  // A number that as many logits as that are no smaller than, by bisection: more where they are
+  // alike, all where they are fewer. Writes behind them, up to a whole register.
+  static T least_of(T* logits, int64_t count, int64_t number) {
+    for (; count % L; count++) logits[count] = -INF;
+    auto at_least = [&](T x) {
+      I found = {};
+      for (int64_t i = 0; i < count; i += L) found -= vec(logits + i) >= V{} + x;
+      Int total = 0;
+      for (int n = 0; n < L; n++) total += found[n];
+      return total;
+    };
+    V lows = V{} + INF, highs = V{} - INF;
+    for (int64_t i = 0; i < count; i += L) {
+      const V x = vec(logits + i), finite = x > V{} - INF ? x : V{} + INF;
+      lows = finite < lows ? finite : lows, highs = max(x, highs);
+    }
+    T low = lows[0], high = highs[0];
+    for (int n = 1; n < L; n++) low = std::min(low, lows[n]), high = std::max(high, highs[n]);
+    if (at_least(low) < number) return -INF;
+    if (at_least(high) >= number) return high;
+    for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
+      const Int found = at_least(middle);
+      if (found == number) return middle;
+      (found > number ? low : high) = middle;
+    }
+    return low;
   }
 
   void best_tile(int64_t slot) {
@@ -437,7 +459,7 @@ struct Attention {
     over_queries(slot, [&](Strip&, int, int64_t at) {
       const int64_t held = *p.held.at<int64_t>(row, head, at);
       T* best = p.best.at<T>(row, head, at);
-      *p.lse.at<T>(row, head, at) = held > p.number ? largest(best, held, p.number) * T(LN_2) : -INF;
+      *p.lse.at<T>(row, head, at) = held > p.number ? least_of(best, held, p.number) * T(LN_2) : -INF;
     });
   }
 
