@@ -13,15 +13,13 @@ COMMANDS = {
     "prepare keyphrases": f"python {_OPENKP}/prepare.py",
     "evaluate keyphrases": f"the Python in {_OPENKP}/README.md",
 }
-#: corpora, by the command that prepared them
+_SENTENCES = "cr mr subj mpqa 20news snli scitail sick quora wikiqa msrp"
+_GLUE = "cola sst2 mrpc stsb qqp mnli qnli rte wnli"
+#: the folder of corpora, by the command that prepared them
 _CORPORA = {
-    "qa": "quasar-t searchqa natural-questions qed hotpotqa 2wiki wikihop".split(),
-    "classification": (
-        *("cr", "mr", "subj", "mpqa", "20news", "snli", "scitail", "sick", "quora", "wikiqa"),
-        *("msrp", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
-    ),
+    "qa": ("question_answering", "quasar-t searchqa natural-questions qed hotpotqa 2wiki wikihop"),
+    "classification": ("classification", f"{_SENTENCES} {_GLUE}"),
 }
-_FOLDERS = {"qa": "question_answering", "classification": "classification"}
 #: the plug-in of architectures and tasks, by how their names begin
 _USER_DIRS = {"bidaf_reader": _XLQA, "qanet_reader": _XLQA, "etc_keyphrases": _OPENKP}
 
@@ -45,6 +43,7 @@ def check_moved(words: Sequence[str], known: Mapping[str, Container[str]]) -> No
 
 def check_corpus(command: str, words: Sequence[str]) -> None:
     """Raise UserError if `clusterformer prepare COMMAND` is given a corpus of an example's."""
-    if words and words[0] in _CORPORA[command]:
-        allowed = f"python examples/{_FOLDERS[command]}/prepare.py {words[0]}, in the repository"
+    folder, names = _CORPORA[command]
+    if words and words[0] in names.split():
+        allowed = f"python examples/{folder}/prepare.py {words[0]}, in the repository"
         raise bad_option("CORPUS", words[0], allowed, "it has moved")
