@@ -18,7 +18,6 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS
 from omegaconf import OmegaConf
 from safetensors import safe_open
-from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -33,7 +32,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.subwords import Subwords
 from fairseq_clusterformer.errors import bad_option, read_json, reading
 from fairseq_clusterformer.outputs import check_utf8, whole_folder
-from fairseq_clusterformer.use.perplexity import begin_of
+from fairseq_clusterformer.use.perplexity import begin_of, ends_of
 
 from . import encoders
 from .configuration import ClusterformerConfig
@@ -92,7 +91,7 @@ def export(
         bundle.copy_recipe(loaded.folder, new)
         model.config.save_pretrained(new)
         if model.can_generate():
-            generation(loaded, config, new).save_pretrained(new)
+            generation(loaded, config).save_pretrained(new)
         bundle.save_weights(model, new / bundle.WEIGHTS, dtype)
         text = _card(loaded, config, _NEEDS if bert is None else "")
         (new / README).write_text(text, encoding="utf-8")
@@ -178,7 +177,7 @@ def _write_tokenizer(loaded: Loaded, config: ClusterformerConfig, out: Path, ber
         raise bad_option("CHECKPOINT", loaded.path, _ALLOWED, str(error)) from None
 
 
-def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> GenerationConfig:
+def generation(loaded: Loaded, config: ClusterformerConfig) -> GenerationConfig:
     """How fairseq's programs write with such a model; one of another library's text ends it."""
     bos, pad, eos = config.bos_token_id, config.pad_token_id, config.eos_token_id
     how: dict = {"bos_token_id": bos, "pad_token_id": pad, "eos_token_id": eos}
@@ -189,13 +188,10 @@ def generation(loaded: Loaded, config: ClusterformerConfig, out: Path) -> Genera
         return GenerationConfig(**how, min_new_tokens=1, max_new_tokens=min(201, most))
     coding = TextCoding.from_folder(loaded.folder, loaded.task.source_dictionary)
     if coding.ends_texts and (loaded.folder / TOKENIZER).is_file():
-        names = read_json(out / "tokenizer_config.json")
-        end = Tokenizer.from_file(str(out / TOKENIZER)).token_to_id(names["eos_token"])
-        ends = loaded.model.text_ends or sorted({eos, end})
-        how |= {"bos_token_id": eos, "eos_token_id": ends, "suppress_tokens": [bos, pad]}
-        if loaded.model.text_ends:  # of another library, which hides none
-            how["suppress_tokens"] = [pad]
-        return GenerationConfig(**how)
+        # another library hides no more
+        hidden = [pad] if loaded.model.text_ends else [bos, pad]
+        how |= {"bos_token_id": eos, "eos_token_id": [*ends_of(loaded, coding)]}
+        return GenerationConfig(**how, suppress_tokens=hidden)
     del how["eos_token_id"]  # it is the end of a line, which ends no text
     how["suppress_tokens"] = [0, 1, 2, 3] if coding.unit == "byte" else [0, 1, 3]
     # without a prompt, a text begins by <s> </s>

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,6 +32,7 @@ from .options import (
     attention_plan,
     complete,
     flag,
+    listed,
     option,
     register_sizes,
     set_defaults,
@@ -138,7 +139,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         _check(args, decoder)
         model = cls(decoder)
         model.truncated_bptt, model.text_begin = args.truncated_bptt, args.text_begin
-        model.text_ends = _ends(args.text_ends, len(task.target_dictionary))
+        model.text_ends = listed(args, "text_ends", "symbols", len(task.target_dictionary))
         if args.lora:
             lora.adapt(model, args.lora)
         return model
@@ -147,15 +148,6 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel)
         """As fairseq's; also of a model without ``--lora``, which it begins from."""
         super().upgrade_state_dict_named(state_dict, name)
         lora.adapt_state(state_dict, self.state_dict())
-
-
-def _ends(text: str, words: int) -> list[int]:
-    """What ``--text-ends`` lists. Raises ValueError: no symbols of so many words."""
-    with suppress(ValueError):
-        ends = sorted({int(number) for number in text.split(",") if number})
-        if all(0 <= end < words for end in ends):
-            return ends
-    raise refused("--text-ends", text, f"numbers of 0 to {words - 1}, separated by commas")
 
 
 Result = tuple[Any, int, dict[str, Any]]  # loss, sample size, what to log

@@ -182,7 +182,7 @@ def attention_plan(
     own_centroids = side == "decoder" or _option(args, "own_centroids")
     kinds, kept = _kinds_of_layers(args, side, *names, own_centroids=own_centroids, **instead), ()
     if _option(args, "layers_to_keep", side):  # from here on, this is a model of so many layers
-        kept = layer_numbers(args, f"{side}_layers_to_keep", len(kinds))
+        kept = listed(args, f"{side}_layers_to_keep", "layers", len(kinds))
         kinds = [kinds[number] for number in kept]
         for name, value in ((names[0], written(kinds)), (f"{side}_layers", len(kinds))):
             setattr(args, name, value)
@@ -287,16 +287,16 @@ def _rotary(args: Namespace, pairs: int) -> Rotary | None:
     raise refused("--rotary-scaling", text, allowed)
 
 
-def layer_numbers(args: Namespace, name: str, layers: int, first: int = 0) -> tuple[int, ...]:
-    """The layers that an option lists, rising, of ``first`` to ``layers`` - 1, or ValueError."""
+def listed(args: Namespace, name: str, what: str, end: int, first: int = 0) -> tuple[int, ...]:
+    """What layers an option lists, rising, of ``first`` to ``end`` - 1, or ValueError."""
     text = getattr(args, name)
     try:
         numbers = sorted({int(number) for number in text.split(",") if number})
     except ValueError:
         numbers = [-1]
-    if any(not first <= number < layers for number in numbers):
-        there = f"layers {first} to {layers - 1}, counted from 0, separated by commas"
-        raise refused(flag(name), text, there if layers > first else f"empty, with {layers} layer")
+    if any(not first <= number < end for number in numbers):
+        there = f"{what} {first} to {end - 1}, counted from 0, separated by commas"
+        raise refused(flag(name), text, there if end > first else f"empty, with {end} of {what}")
     return tuple(numbers)
 
 

@@ -24,7 +24,7 @@ from fairseq_clusterformer.attention import AttentionPlan, parse_layer
 from fairseq_clusterformer.clustering import Report
 
 from .encoder import ClusterformerEncoderLayer, EncoderOnlyModel
-from .options import layer_numbers
+from .options import listed
 from .stack import ClusteredStack, at_once_in
 
 
@@ -86,7 +86,7 @@ class ReaderEncoder(ClusteredStack, TransformerEncoderBase):
         words = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
         # The first layer has no window below it. CF20 counts from 0 as well: in its table 4, 24 is
         # a multiple of 6 and yet no layer of 24.
-        layers = layer_numbers(args, "cluster_layers", args.encoder_layers, first=1)
+        layers = listed(args, "cluster_layers", "layers", args.encoder_layers, first=1)
         self.size, self.stride = args.window_size, args.window_stride
         self.same_place = args.cluster_attention == "strided"
         self.cluster_layers = () if args.cluster_attention == "window" else layers

@@ -57,7 +57,7 @@ def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tens
     return torch.tensor(tokens, dtype=torch.int64)
 
 
-def ends_of(loaded: Loaded, coding: TextCoding) -> list[int]:
+def ends_of(loaded: Loaded, coding: TextCoding) -> Sequence[int]:
     """Symbols that end a text when it is written (--text-ends), or ``</s>`` if no line ends so."""
     own = [coding.dictionary.eos()] if coding.ends_texts else []
     return getattr(loaded.model, "text_ends", own) or own
