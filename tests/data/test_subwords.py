@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
+from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import subwords
+from fairseq_clusterformer.data.characters import words_of
 from fairseq_clusterformer.data.subwords import Subwords, Tokens
 from fairseq_clusterformer.errors import UserError
 from tests.data.subword_models import LOSSLESS, write_gpt2, write_sentencepiece
@@ -121,3 +123,18 @@ def test_any_tokenizer(kind, tmp_path):
     special = {model.symbols.index(name) for name in ("<s>", "</s>", "<pad>")}
     assert not special & set(model.encode("[CLS] a [SEP] </s> <pad> [PAD]").ids.tolist())
     assert not {"<s>", "</s>", "<pad>", "<unk>"} & {*model.split("a </s> <s> <pad> <unk>")}
+
+
+def test_what_symbols_stand_for(tmp_path):
+    """A dictionary alone has words; a byte may be a letter, a part of a letter has no text."""
+    assert subwords.texts_of(tmp_path, symbol_dictionary(["word"])) == ["", "", "", "", " word"]
+    model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
+    texts = dict(zip(model.symbols, model.texts, strict=True))
+    assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")
+
+
+def test_words():
+    assert words_of("Don't (re-)use 1950s cafe\u0301, x_y") == (
+        ["Don", "'", "t", "(", "re", "-", ")", "use", "1950s", "cafe\u0301", ",", "x", "_", "y"]
+    )
+    assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]

@@ -14,7 +14,7 @@ from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.characters import joins, words_of
 from fairseq_clusterformer.models.pretrained import read_word_vectors
-from tests.data.subword_models import LOSSLESS, TEXTS, write_gpt2, write_sentencepiece
+from tests.data.subword_models import TEXTS, write_gpt2, write_sentencepiece
 from xlqa import vectors
 from xlqa.tests.test_readers import make_task
 from xlqa.word_reader import Speller, VectorTable, spelling_code
@@ -85,14 +85,6 @@ def test_words_are_those_that_have_vectors(form, tmp_path):
         assert codes == [spelling_code(word) for word in words_of(text)]
 
 
-def test_what_symbols_stand_for(tmp_path):
-    """A dictionary alone has words; a byte may be a letter, a part of a letter has no text."""
-    assert subwords.texts_of(tmp_path, symbol_dictionary(["word"])) == ["", "", "", "", " word"]
-    model = subwords.load(write_sentencepiece(tmp_path / subwords.MODEL, **LOSSLESS))
-    texts = dict(zip(model.symbols, model.texts, strict=True))
-    assert (texts["<0x57>"], texts["<0xC3>"], texts["<unk>"]) == ("W", "", "")
-
-
 def test_vectors_are_found_as_spelt_or_in_lower_case():
     """A checkpoint brings its words."""
     table, other = VectorTable(3).double(), VectorTable(3).double()
@@ -107,13 +99,6 @@ def test_vectors_are_found_as_spelt_or_in_lower_case():
         for row, place in enumerate([0, 1, 1, 2, 2, None, None]):
             assert torch.equal(found[row], each.unknown if place is None else vectors[place])
     assert not VectorTable(3)(torch.tensor([codes])).ne(0).all(-1).logical_not().any()
-
-
-def test_words():
-    assert words_of("Don't (re-)use 1950s cafe\u0301, x_y") == (
-        ["Don", "'", "t", "(", "re", "-", ")", "use", "1950s", "cafe\u0301", ",", "x", "_", "y"]
-    )
-    assert words_of(" \u6771\u4eac a\n") == ["\u6771", "\u4eac", "a"]
 
 
 #: words of one class stand in the same places
