@@ -37,10 +37,10 @@ def keys_of(model: nn.Module) -> tuple[int, int]:
     """How many keys the kind that sees most shows a query of a model on one side, and how many
     first tokens besides; UserError for a model that sees all."""
     routers = [router for each in attentions(model).values() for router in each.routers]
-    if any(router.rule.window is None for router in routers):
+    if any(router.rule.window is None and not router.rule.index for router in routers):
         raise UserError("CHECKPOINT has heads of the kind full; allowed: kinds with a window")
     given = ((router.rule, getattr(router.options, "probes", 1)) for router in routers)
-    keys = max(rule.gap + probes * rule.by_cluster for rule, probes in given)
+    keys = max(rule.gap + (rule.index or probes * rule.by_cluster) for rule, probes in given)
     return keys, max(router.rule.sinks for router in routers)
 
 

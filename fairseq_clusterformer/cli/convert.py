@@ -48,12 +48,19 @@ def _parser() -> Parser:
     add("--attention SPEC", about + "--scouts, --window-below and the like)")
     add("--encoder-attention SPEC", "of a translator's encoder alone")
     add("--decoder-attention SPEC", "of a translator's decoder alone")
-    add("--near-window N", "tokens that are near: the window of all heads", default=128)
-    about = "W, tokens of their clusters that heads see beyond the near window; of an encoder, on "
-    add("--far-window N", about + "either side", default=64)
+    about = "tokens that are near: the window of all heads (default: 256, with an encoder 128)"
+    add("--near-window N", about)
+    about = "W, tokens of their clusters that heads see beyond the near window: of a decoder, of "
+    about += (
+        "all those with the largest logits; of an encoder, on either side (default: 128, with "
+    )
+    add("--far-window N", about + "an encoder 64)")
+    about = "a decoder sees the latest tokens of its clusters, and keeps no others"
+    add("--rings", about, default=None)
     add("--clusters N", "of heads that cluster (default: positions / --far-window)")
-    add("--probes N", "clusters that a query looks into, which share --far-window (default: 2)")
-    about = "a head with less attention beyond the near window becomes a window (default: 0.05)"
+    about = "clusters that a query looks into (default: a quarter of them; with --rings and in an "
+    add("--probes N", about + "encoder 2, which share --far-window)")
+    about = "a head with less attention beyond the near window becomes a window (default: 0.01)"
     add("--window-below F", about, type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions N", about)
@@ -72,9 +79,9 @@ def _parser() -> Parser:
     add("--text FILE", about, nargs="+")
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
     add("--tokens-per-sample N", about)
-    add("--tokens N", "to read, the first 8,192 to measure on", default=1 << 18)
+    add("--tokens N", "to read, the first 4,096 to measure on", default=1 << 16)
     about = "of the routers, a batch of 2,048 tokens each; 0: as they begin"
-    add("--updates N", about, type=number(Range(at_least=0, whole=True)), default=300)
+    add("--updates N", about, type=number(Range(at_least=0, whole=True)), default=96)
     add("--lr F", "of the routers", type=number(Range(above=0)), default=0.02)
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"
     add("--scouts N", about)
@@ -85,13 +92,10 @@ def _parser() -> Parser:
 
 def main(arguments: Sequence[str]) -> int:
     args = _parser().parse_args(arguments)
-    if args.far_window < 2:
-        raise bad_option("--far-window", args.far_window, "2 or more, the query's own included")
-    if args.probes is not None:
-        if args.clusters is not None and args.probes > args.clusters:
-            raise bad_option("--probes", args.probes, f"up to --clusters, {args.clusters}")
-        if args.probes >= args.far_window:
-            raise bad_option("--probes", args.probes, f"less than --far-window, {args.far_window}")
+    if args.far_window == 1:
+        raise bad_option("--far-window", 1, "2 or more, the query's own included")
+    if args.clusters is not None and (args.probes or 0) > args.clusters:
+        raise bad_option("--probes", args.probes, f"up to --clusters, {args.clusters}")
     for file in args.text or ():
         check_file("--text", file, "a file of text")
     _check_specs(args)
@@ -121,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         length = batches.length_of(loaded, args.tokens_per_sample, _LENGTH)
         how = {"tokens": args.tokens, "length": length}
         if args.text:
-            given = batches.of_text(loaded, args.text, **how)
+            given = batches.of_text(loaded, args.text, **how, seed=args.seed)
         else:
             given = batches.of_split(loaded, args.gen_subset, **how, seed=args.seed)
         given = batches.far_of(given, plan.near)
@@ -171,15 +175,20 @@ def _plan(args: argparse.Namespace, loaded):
     specs = {} if args.attention is None else dict.fromkeys(sides, args.attention)
     specs |= {side: spec for side, spec in given.items() if spec is not None}
     names = ("clusters", "probes", "scouts", "window_below", "sinks", "summaries", "clusters_per")
+    names += ("rings",)
     made = {name: value for name in names if (value := getattr(args, name)) is not None}
     for name, value in made.items():
-        whose = "a decoder" if name in ("sinks", "summaries") else "heads"
+        whose = "a decoder" if name in ("sinks", "summaries", "rings") else "heads"
         left = sides.keys() - specs.keys() - ({"encoder"} if whose == "a decoder" else set())
         if not left:
             problem = f"there is no spec of {whose} to make"
             raise bad_option(f"--{name.replace('_', '-')}", value, "none here", problem)
     made |= {name: getattr(args, name) for name in ("max_positions", "updates", "lr", "seed")}
-    return Plan(specs=specs, near=args.near_window, far=args.far_window, **made)
+    near, far = (128, 64) if "encoder" in sides else (256, 128)
+    near, far = args.near_window or near, args.far_window or far
+    if (args.rings or "encoder" in sides) and (args.probes or 0) >= far:
+        raise bad_option("--probes", args.probes, f"less than --far-window, {far}")
+    return Plan(specs=specs, near=near, far=far, **made)
 
 
 def _print(converted) -> None:

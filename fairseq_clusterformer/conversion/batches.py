@@ -18,7 +18,7 @@ from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.data.text import TextPipeline
 from fairseq_clusterformer.errors import bad_option
-from fairseq_clusterformer.use.perplexity import text_blocks
+from fairseq_clusterformer.use.perplexity import begin_of
 
 from .measure import Inputs
 
@@ -56,29 +56,31 @@ def of_split(
 
 
 def of_text(
-    loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None
+    loaded: Loaded, files: Sequence[Path], tokens: int, length: int | None, *, seed: int
 ) -> list[Inputs]:
-    """Texts from their beginning, in rows of a length; of a translator, the lines of two files.
-    Raises UserError for a model that needs more than text, or files that do not fit."""
+    """Texts in rows of a length, which the seed shuffles, so that few are of all files; of a
+    translator, the lines of two files. Raises UserError for a model that needs more than text, or
+    files that do not fit."""
     task = loaded.cfg.task._name
     if task == "translation":
         return _of_pairs(loaded, files, tokens)
     if length is None:
         raise bad_option("--text", files[0], "--data", f"a model of the task {task} needs more")
     coding = TextCoding.from_folder(loaded.folder)  # a masked language model's has a <mask> more
-    dictionary = coding.dictionary
+    dictionary, is_masked = coding.dictionary, task == "masked_lm"
     rows: list[Tensor] = []
     for file in files:
-        if task != "masked_lm":
-            blocks = text_blocks(loaded, file, f"--text is {file}", tokens_per_sample=length)
-            rows += [source for source, _ in blocks]
-            continue
         found = coding.encode(file.read_bytes(), f"--text is {file}")
-        inside = found[found != dictionary.eos()]
-        if not len(inside):
+        found = found[found != dictionary.eos()] if is_masked else found
+        if not len(found):
             raise bad_option("--text", file, "a text of one token or more", "it is empty")
-        rows += [framed(row, dictionary, length) for row in inside.split(length - 2)]
-    parts, pad = _cut(((len(row), row) for row in rows), tokens), dictionary.pad()
+        if is_masked:
+            rows += [framed(row, dictionary, length) for row in found.split(length - 2)]
+        else:
+            rows += torch.cat([begin_of(loaded, coding), found]).split(length)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+    shuffled = ((len(rows[i]), rows[i]) for i in order)
+    parts, pad = _cut(shuffled, tokens), dictionary.pad()
     batches = ((collate_tokens(part, pad), torch.tensor([*map(len, part)])) for part in parts)
     return [{"src_tokens": of_rows, "src_lengths": lengths} for of_rows, lengths in batches]
 

@@ -29,7 +29,8 @@ from .model import TARGETS, Place, Plan, attentions, clustered_options, clustere
 
 #: tasks of the models that can be converted
 TASKS = ("language_modeling", "translation", "masked_lm", "clusterformer_sentence")
-MEASURED = 8192  # tokens of the batches that heads are measured on
+MEASURED = 4096  # tokens of the batches that heads are measured on
+BEGIN = 8192  # and that routers begin from
 #: sinks where decoders need some (StreamingLLM, Xiao et al. 2024, table 2), and the mean share of
 #: the attention that the first so many tokens have, beyond the near window, where they do
 SINKS, SINKS_ABOVE = 4, 0.2
@@ -111,7 +112,7 @@ def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path)
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
     number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])
-    first = len(_first(batches[number:] or batches, MEASURED))  # where the routers begin
+    first = len(_first(batches[number:] or batches, BEGIN))  # where the routers begin
     batches = batches[: number + max(first, plan.updates)]
     files = store(dense.model, batches, folder)
     measured, fitted = files[:number], files[number:] or files[:number]
@@ -223,10 +224,12 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
     if isinstance(positions, tuple):
         positions = positions[side == "decoder"]
     clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
-    probes = plan.probes or min(2, clusters, plan.far - 1)
+    index = side == "decoder" and not plan.rings
+    probes = plan.probes or (max(1, clusters // 4) if index else min(2, clusters, plan.far - 1))
     window = plan.far // probes
     if side == "decoder":  # W counts the query's own key, once
         window = (plan.far - 1) // probes + 1
+    seen = f"index={plan.far}" if index else f"window={window}"
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     first = f",sinks={sinks}" if sinks and side == "decoder" else ""
     means = f",summaries={plan.summaries}" if plan.summaries and side == "decoder" else ""
@@ -240,7 +243,7 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
         per = "" if per == "head" else f",clusters_per={per}"
         written = {
             "window": f"window({plan.near}{first})",
-            "cluster": f"taught(window={window},clusters={clusters},probes={probes},gap={gap},"
+            "cluster": f"taught({seen},clusters={clusters},probes={probes},gap={gap},"
             f"scouts={plan.scouts}{first}{means}{per})",
         }
         layers.append("+".join(written[kind] for kind in kinds))

@@ -39,7 +39,7 @@ from .measure import Inputs, Read, progress, read, recall
 from .model import Place, Plan, attentions
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
-TEACHERS = 2048  # queries of each text and head
+TEACHERS = 256  # queries of each text and head: other texts teach more than other queries
 SPREAD = 0.5  # of the weights of a routing convolution
 DISTANCES = 256  # over which rotary positions are averaged
 TINY = 1e-30  # of a head that was pruned, all is 0
@@ -103,7 +103,10 @@ def begin(
             heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
             q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
             k = _real(readings, [r.k[:, heads[0]] for r in readings])
-            wanted = _directions(torch.stack(q), k @ turn.to(k), width)
+            q = torch.stack(q)
+            if not router.rule.index:  # whose lists also hold what all queries attend to
+                q -= q.mean(1, keepdim=True)
+            wanted = _directions(q, k @ turn.to(k), width)
             for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
                 weight = torch.cholesky_solve(x.t() @ of_head, factor).t()  # [R, D]
                 # The scale changes no cosine, but how far a step of Adam turns the weights.
@@ -143,8 +146,7 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
 
 def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
     """Vectors [h, n, R] and [n, R] whose products are nearest to those of the queries of h heads
-    [h, n, E] and their keys [n, E], each less its mean: a mean of the keys changes no softmax, one
-    of the queries none between keys. 0 beyond E."""
+    [h, n, E] and their keys [n, E], less their mean, which changes no softmax. 0 beyond E."""
 
     def roots(x: Tensor) -> tuple[Tensor, ...]:
         """The root of a covariance, and its pseudo-inverse."""
@@ -152,7 +154,7 @@ def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
         values = values.clamp(min=values.max() * 1e-8 + TINY)
         return tuple(vectors * root @ vectors.t() for root in (values.sqrt(), values.rsqrt()))
 
-    q, k = q - q.mean(1, keepdim=True), k - k.mean(0)
+    k = k - k.mean(0)
     (root_q, inverse_q), (root_k, inverse_k) = roots(q.flatten(0, 1)), roots(k)
     left, size, right = torch.linalg.svd(root_q @ root_k)
     number = min(width, len(size))
@@ -223,7 +225,8 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
         scouts.queries, causal=router.rule.causal, gap=router.rule.gap, batch=batch
     )
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))
+    how = {"impl": pupil.attention.impl, "of_several": router.rule.index > 0}
+    return routing_loss(routing_gain(q, k, layouts, scouts, **how))
 
 
 def fit_layers(

@@ -218,6 +218,10 @@ def recall(
         for head, of_head in enumerate(weights):
             part, within = divmod(order.index(head), size)
             visible = parts[part][:, within] & seen
+            if most := theirs.routers[part].rule.index:  # of which the best are seen
+                far = of_head.masked_fill(~(visible & beyond), 0.0)
+                least = far.topk(min(most, far.size(-1)), -1).values[..., -1:]
+                visible = visible & (~beyond | (far >= least))
             far = of_head.masked_fill(~beyond, 0.0).sum(-1)
             share = (visible & beyond).sum(-1) / beyond.sum(-1).clamp(min=1)
             near = (of_head * (visible & ~beyond)).sum(-1)

@@ -26,15 +26,16 @@ class Plan:
     specs: dict[str, str] = field(default_factory=dict)  # of sides; others get one by their heads
     near: int = 128  # window of all heads
     far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
-    probes: int | None = None  # clusters that share W; None: 2, where W and K allow it
+    rings: bool = False  # a decoder sees the latest W, and not of all the W of largest logit
+    probes: int | None = None  # clusters that share W; None: 2, or of an index a quarter of K
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
     summaries: int = 64  # tokens after which a decoder's means of clusters are renewed; 0: none
     clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
-    window_below: float = 0.05  # a head with less attention beyond the window is a window
+    window_below: float = 0.01  # a head with less attention beyond the window is a window
     sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
     max_positions: int | None = None  # most tokens of a sequence; None: as before
     scouts: int = 16  # in the training that follows
-    updates: int = 300  # of the routers; 0: they stay as they begin
+    updates: int = 96  # of the routers; 0: they stay as they begin
     lr: float = 0.02
     seed: int = 1
 

@@ -171,7 +171,7 @@ def test_the_command_that_it_prints(dense_checkpoint, byte_data, tmp_path, capsy
     assert run.updates[0]["ntokens"] == 256
     options = run.model.decoder.layers[0].self_attn.kinds[-1].options
     assert options.scouts == 16
-    assert (options.probes, options.window) == (2, 4)  # 2 clusters share --far-window 8
+    assert (options.clusters, options.probes, options.index) == (32, 8, 8)  # of 256 positions
 
 
 def words_of(capsys: pytest.CaptureFixture) -> list[str]:
@@ -210,7 +210,7 @@ def test_other_kinds_start_anew(dense_checkpoint, tmp_path, capsys):
         ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
         ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
         ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
-        ("--probes 64", "--probes is 64; allowed: less than --far-window, 64"),
+        ("--rings --probes 128", "--probes is 128; allowed: less than --far-window, 128"),
         ("--attention full --probes 3", "--probes is 3: there is no spec of heads to make"),
         ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
         ("--gen-subset tests", "--gen-subset is tests: Dataset not found"),

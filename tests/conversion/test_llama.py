@@ -141,32 +141,40 @@ def test_back_to_transformers(folder: Path, ours, tmp_path: Path, capsys) -> Non
 
 
 def test_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Clusters and sinks that see all change nothing; a sliding window is not dense."""
+    """An index whose clusters are all looked into changes nothing; a sliding window is not
+    dense."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    wide = "taught(window=64,clusters=1,gap=0,sinks=2)+window(64,sinks=2)"
-    words = ["convert", folder, tmp_path / "out", "--attention", wide, "--tokens", 1500]
+    dense = tmp_path / "dense"
+    words = ["convert", dense, tmp_path / "out", "--clusters", 4, "--probes", 4, "--sinks", 2]
+    words += ["--tokens", 1500, "--window-below", 0]
+    shutil.copytree(folder, dense)
     line = error(capsys, *words)
     assert "--text is not given: a folder of transformers has no texts; allowed: --text" in line
-    assert f"--tokenizer {folder}/tokenizer.json" in line
+    assert f"--tokenizer {dense}/tokenizer.json" in line
     (tmp_path / "dict.txt").write_text("a 1\n")
     line = error(capsys, *words, "--data", tmp_path)
-    assert f"CHECKPOINT is {folder}: does not fit the data in {tmp_path} or " in line
+    assert f"CHECKPOINT is {dense}: does not fit the data in {tmp_path} or " in line
     words += ["--updates", 1, "--near-window", 8, "--text", tmp_path / "text.txt"]
     if folder.name in ("mistral", "qwen3"):
         assert "of the decoder is window(8); allowed: a dense model" in error(capsys, *words)
-        return
+        config = AutoConfig.from_pretrained(dense, sliding_window=None)
+        config.layer_types = ["full_attention"] * 2
+        config.save_pretrained(dense)
     assert run(*words) == 0
     data = tmp_path / "out" / "data"
     says = f"with texts in the place of {data}, which has none\n(prepare them with --tokenizer "
     says += f"{data}/tokenizer.json --dict {data}/dict.txt):\n\nfairseq-train {data} "
     assert says in capsys.readouterr().out
-    loaded = [
-        load_checkpoint(path) for path in (tmp_path / "out/checkpoint.pt", f"{folder}-bundle")
-    ]
-    tokens = torch.randint(4, 280, (2, 40))
+    theirs = AutoModelForCausalLM.from_pretrained(dense).eval()
+    loaded = load_checkpoint(tmp_path / "out/checkpoint.pt")
+    (heads,) = loaded.model.decoder.layers[0].self_attn.kinds
+    assert (heads.kind, heads.options.index, heads.options.probes) == ("taught", 128, 4)
+    ids, tokens, numbers = read(folder, fairseq_clusterformer.load(f"{folder}-bundle"))
     with torch.no_grad():
-        found, wanted = (each.model.eval()(tokens)[0] for each in loaded)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        found, wanted = loaded.model.eval()(tokens)[0], theirs(ids).logits
+    there = numbers >= 0
+    wanted = wanted[..., numbers[there]]
+    torch.testing.assert_close(found[..., there], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_too_little_memory_is_one_line(folder: Path, tmp_path: Path, capsys, monkeypatch) -> None:

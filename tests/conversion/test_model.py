@@ -79,7 +79,7 @@ class TestKinds:
         ("options", "kv_heads", "expected"),
         [
             ({}, 2, ",summaries=64,clusters_per=kv-head"),
-            ({"summaries": 0, "clusters_per": "head"}, 2, ""),
+            ({"summaries": 0, "clusters_per": "head", "rings": True}, 2, ""),
             ({"summaries": 9, "clusters_per": "kv-head"}, 6, ",summaries=9,clusters_per=kv-head"),
         ],
     )
@@ -88,8 +88,8 @@ class TestKinds:
         model.max_positions = lambda: 256
         plan, of_layer = Plan(near=8, far=8, **options), {PLACE: mass([0.5] * 6)}
         spec = _spec("decoder", of_layer, SimpleNamespace(model=model), plan, 3)
-        begin = "taught(window=4,clusters=32,probes=2,gap=8,scouts=16,sinks=3"
-        assert spec == f"{begin}{expected})"
+        sees = "window=4,clusters=32,probes=2" if plan.rings else "index=8,clusters=32,probes=8"
+        assert spec == f"taught({sees},gap=8,scouts=16,sinks=3{expected})"
 
 
 class Layer(torch.nn.Module):
