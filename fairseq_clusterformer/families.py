@@ -291,12 +291,9 @@ def _llama_sight(config: Any) -> str:
 
 def _llama_scaling(config: Any) -> str:
     """As ``--rotary-scaling`` has it."""
-    rope = config.rope_parameters
-    if (kind := rope["rope_type"]) not in ("default", "linear", "llama3", "yarn"):
-        raise ValueError(f"its rope_type is {kind}, not default, linear, llama3, yarn")
-    if kind == "llama3":
-        names = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-        return ",".join(str(rope[name]) for name in names)
+    known = ("default", "linear", "llama3", "yarn")
+    if (kind := config.rope_parameters["rope_type"]) not in known:
+        raise ValueError(f"its rope_type is {kind}, not {', '.join(known)}")
     return "" if kind == "default" else rotary_table(config)
 
 

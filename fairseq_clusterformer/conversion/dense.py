@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ from fairseq.dataclass.configs import CommonConfig, DatasetConfig, GenerationCon
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
-from tokenizers import models
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from fairseq_clusterformer.checkpoints.bundle import CHAT_FILES
@@ -137,11 +137,12 @@ def _loaded(model, family: Family, options, of_task, folder: Path, data: Path) -
 # It returns the number that the model has for each of our symbols, -1 where it has none.
 
 
+_theirs = partial(AutoTokenizer.from_pretrained, trust_remote_code=False)
+
+
 def first_of(folder: Path) -> int | None:
-    """The token that a folder's tokenizer puts in front of a text, as transformers has it; None:
-    it puts none."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return next(iter(tokenizer("")["input_ids"]), None)
+    """The token that a folder's tokenizer puts in front of a text; None: it puts none."""
+    return next(iter(_theirs(folder)("")["input_ids"]), None)
 
 
 def tokenizer_text(folder: Path, data: Path, config: Any) -> list[int]:
@@ -208,12 +209,7 @@ def _tokenizer(folder: Path, data: Path, config: Any) -> Subwords:
     if (folder / TOKENIZER).is_file() or not (folder / "vocab.json").is_file():
         shutil.copyfile(folder / TOKENIZER, data / TOKENIZER)
     else:
-        files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
-        pieces, merges = models.BPE.read_file(*files)
-        made = formats.byte_level(pieces, merges)
-        special = [name for name in (*_SPECIAL, "<mask>", "<|endoftext|>") if name in pieces]
-        made.add_special_tokens(special)
-        made.save(str(data / TOKENIZER))
+        _theirs(folder).backend_tokenizer.save(str(data / TOKENIZER))
     found = Subwords(data / TOKENIZER)
     _check_vocabulary(len(found.symbols) - 1, config)
     return found
