@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import chosen, cpu, join, joint_attention, least_logits
+from ..kernels import attend_own, chosen, cpu, join, joint_attention, largest
 from ..precision import at_least_float32
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
@@ -52,19 +52,26 @@ def attend(
     if past:  # kept tokens ask for nothing
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
+    results, how = [], {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if rule.index:
-        _, layouts, own = calls[0]
-        of_index = layouts[: len(sight.ranges)]
-        whole = whole.repeated()
-        least = least_logits(*whole[:2], of_index, rule.index, impl=seen.tokens.impl)
-        layouts = [replace(one, least=least) for one in of_index] + layouts[len(of_index) :]
-        calls[0] = whole, layouts, own
-    results, joined = [], len(calls) + len(seen.others) > 1
-    how = {"dropout": heads.dropout, "impl": seen.tokens.impl}
+        qkv, (*layouts,), own = calls[0]
+        qkv, number = qkv.repeated(), len(sight.ranges)
+        v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
+        given = layouts[:number], rule.index, seen.tokens.impl
+        values, lse, least = largest(qkv.q, qkv.k, v, *given)
+        if values is None:
+            layouts[:number] = [replace(one, least=least) for one in layouts[:number]]
+        else:
+            results.append((values[:, :, past:], lse[..., past:]))
+            layouts = layouts[number:]
+        calls[0] = qkv, layouts, own
+    joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
-        # rounded once, as in a step; CPUs compute in float32 anyway
-        wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
-        values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
+        if not some:
+            values, lse = attend_own(*qkv[:3], own)
+        else:  # rounded once, as in a step; CPUs compute in float32 anyway
+            wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
+            values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
         results.append((values[:, :, past:], lse[..., past:]))
     out, others = _joined(results, heads, seen, stores)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)

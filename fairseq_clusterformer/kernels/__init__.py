@@ -11,13 +11,7 @@ The caller chooses one, or "auto". Each is a :class:`.kernel.Kernel`; one that c
 asked raises and names one that can. None falls back to another.
 """
 
-from .attend import (  # noqa: F401
-    KERNELS,
-    chosen,
-    joint_attention,
-    least_logits,
-    ranged_attention,
-)
+from .attend import KERNELS, chosen, joint_attention, largest, ranged_attention  # noqa: F401
 from .kernel import Layout, Own, attend_own, join, sort_by_cluster  # noqa: F401
 from .triton import WIDEST  # noqa: F401
 

@@ -131,26 +131,28 @@ def joint_attention(
 
 
 @torch.no_grad()
-def least_logits(
-    q: Tensor, k: Tensor, layouts: Sequence[Layout], number: int, *, impl: str = "auto"
-) -> Tensor:
-    """What hides all but the ``number`` largest logits of queries in ranges of all layouts,
-    for :class:`Layout`'s ``least``, at least float32 [B, H, N]; -inf where they see no more keys.
-    It is lowered by what rounding may change: what is as large as it is seen too."""
-    q, k = at_least_float32(q), at_least_float32(k)
-    calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
-    for call in calls:
-        validate(call)
+def largest(
+    q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, impl: str
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """An index: of the keys that queries have in ranges of all layouts, whose keys are in one
+    order, the ``number`` of largest logits. Returns values and log-sum-exp, at least float32 and
+    without gradients (None: no v is given, or the kernel attends by layouts); and the ``least`` of
+    :class:`Layout` that hides all other keys, -inf where there are none. What rounding could
+    confuse with the last of them is seen, too."""
+    q, k, bias = at_least_float32(q), at_least_float32(k), layouts[0].key_bias
+    slack = torch.finfo(q.dtype).eps ** 0.75
+    if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
+        return of_cpu.index(q, k, v, bias, layouts, number, slack)
     with autocast_off(q):
-        if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
-            least = of_cpu.least(calls, number)
-        else:
-            found = best(calls[0], number + 1)
-            for call in calls[1:]:
-                found = torch.cat([found, best(call, number + 1)], dim=-1).topk(number + 1).values
-            more = found[..., -1:].isfinite()
-            least = found.topk(number).values[..., -1:].where(more, -torch.inf).squeeze(-1)
-    return least - (1 + least.abs()) * torch.finfo(least.dtype).eps ** 0.75
+        found = None
+        for layout in layouts:
+            call = Call(q, k, k, bias, None, layout, 0.0)
+            validate(call)
+            of_call = best(call, number + 1)
+            both = of_call if found is None else torch.cat([found, of_call], dim=-1)
+            found = both.topk(number + 1).values
+        least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
+    return None, None, least - (1 + least.abs()) * slack
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys
+from fairseq_clusterformer.attention.layout import recent_layouts
 from fairseq_clusterformer.kernels import (
     Own,
     attend_own,
     join,
     joint_attention,
-    least_logits,
+    largest,
     ranged_attention,
 )
 
@@ -123,20 +125,28 @@ def test_gradients_through_dropout(impl):
 
 @every_other
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_least_of_the_largest_logits_of_all_layouts(impl, biased):
-    """Where all layouts together show no more keys, it is -inf."""
+def test_the_largest_logits_of_all_layouts(impl, biased):
+    """Where all layouts together show no more keys, what hides others is -inf."""
     torch.manual_seed(2)
-    length, number = 90, 30
-    layouts = [make_layout(name, length, HEADS) for name in NAMES]
-    q, k, _, bias = make_inputs(length, bias=biased)
-    logits = q @ k.mT * q.size(-1) ** -0.5 + (bias.unsqueeze(-2) if biased else 0)
-    all_seen = [torch.where(seen_keys(layout), logits, -torch.inf) for layout in layouts]
-    ordered = torch.cat(all_seen, dim=-1).sort(descending=True).values
+    length, number = 300, 40
+    ids, keys = torch.randint(5, (2, BATCH, HEADS, length))
+    how = {"causal": True, "gap": 3, "batch": Batch(), "key_clusters": keys}
+    layouts = [one for i in (0, 2) for one in recent_layouts((ids + i) % 5, 5, None, **how)]
+    q, k, v, bias = make_inputs(length, bias=biased)
     layouts = [replace(layout, key_bias=bias) for layout in layouts]
+    logits = q @ k.mT * q.size(-1) ** -0.5 + (bias.unsqueeze(-2) if biased else 0)
+    seen = torch.stack([seen_keys(layout) for layout in layouts]).any(0)
+    ordered = logits.masked_fill(~seen, -torch.inf).sort(descending=True).values
+    more = ordered[..., number].isfinite()
+    assert more.any()
+    assert not more.all()
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        found = least_logits(q.to(dtype), k.to(dtype), layouts, number, impl=impl).double()
-        assert (found <= ordered[..., number - 1] + close).all()
-        more = ordered[..., number].isfinite()
-        assert not more.all()
-        assert found[~more].isneginf().all()
-        assert (found > ordered[..., number] - close)[more].all()
+        values, _, least = largest(q.to(dtype), k.to(dtype), v.to(dtype), layouts, number, impl)
+        assert least[~more].isneginf().all()
+        assert (least <= ordered[..., number - 1] + close).all()
+        assert (least > ordered[..., number] - close)[more].all()
+        assert (values is None) == (impl != "cpu")
+        if values is not None and dtype == torch.float64:
+            hidden = ~seen | (logits < least.double().unsqueeze(-1) - close)
+            weights = logits.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+            torch.testing.assert_close(values, weights @ v, rtol=0, atol=1e-12)

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from ...precision import at_least_float32
-from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, empty_like
+from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, Layout, empty_like
 from .library import can_run, run, why_missing
-
-#: logits that are kept at once, where the largest of each query are looked for
-NUMBERS = 1 << 22
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -78,26 +75,38 @@ class Cpu(Kernel):
         return Gradients(*found, d_bias)
 
 
-def least(calls: Sequence[Call], number: int) -> Tensor:
-    """What hides all but the ``number`` largest logits that queries have by all calls together
-    [B, H, N]: it lies between that logit and the next; -inf where they see no more keys."""
-    q, room = calls[0].q, (number + 1 + 256 + 15) // 16 * 16
-    found = q.new_empty(q.shape[:3])
-    at_once = min(q.size(1), max(1, NUMBERS // (room * len(q) * q.size(2))))
-    best = q.new_empty(len(q), at_once, q.size(2), room)
-    for first in range(0, q.size(1), at_once):
-        heads = slice(first, first + at_once)
-        lse = found[:, heads]
-        held = lse.new_zeros(lse.shape, dtype=torch.long)
-        kept = {"best": best, "held": held, "number": number, "room": room}
-        for call in calls:
-            given = _given(call, adds=False)
-            for name, x in given.items():
-                if isinstance(x, Tensor) and x.size(1) > 1:
-                    given[name] = x[:, heads]
-            given |= kept | {"heads": lse.size(1), "lse": lse if call is calls[-1] else None}
-            run("attention", "best", q.dtype, q.size(-1), **given)
-    return found
+def index(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    key_bias: Tensor | None,
+    layouts: Sequence[Layout],
+    number: int,
+    slack: float,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Of the keys in ranges of all layouts, whose keys are in one order, the ``number`` of largest
+    logits: values [B, H, N, E] and their log-sum-exp [B, H, N], without v none; and what hides all
+    others [B, H, N], which lies between the last logit and the next, lowered by ``slack``; -inf
+    where there are no more keys."""
+    batch, heads, length, width = q.shape
+    bounds = []
+    for layout in layouts:
+        order, of_layout = layout.query_order.expand(batch, heads, -1), (layout.lo, layout.hi)
+        of_layout = (bound.expand(batch, heads, -1) for bound in of_layout)
+        bounds.append([torch.empty_like(b).scatter_(-1, order, b) for b in of_layout])
+    lo, hi = (torch.stack(of_all, dim=-1) for of_all in zip(*bounds, strict=True))
+    given = {"q": _in_rows(q), "k": _in_rows(k), "v": None if v is None else _in_rows(v)}
+    given |= {"key_bias": None if key_bias is None else key_bias.to(given["q"].dtype)}
+    out = lse = None
+    least = given["q"].new_empty(q.shape[:3])
+    if v is not None:
+        out, lse = empty_like(given["q"]), torch.empty_like(least)
+    sizes = {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}
+    sizes |= {"slots": layouts[0].slots, "number": number, "slack": slack}
+    given |= {"key_order": layouts[0].key_order, "lo": lo, "hi": hi}
+    given |= {"out": out, "lse": lse, "least": least}
+    run("index", "index", least.dtype, width, **sizes, **given)
+    return out, lse, least
 
 
 #: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it

@@ -27,11 +27,7 @@ DECLARE(Problem,
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
   // Of the own key: where it is not seen, and what dropout multiplies its weight by.
   Tensor own_hidden, own_drops;
-  // Of each query: logits below the least are hidden. Where the `number` largest are looked for:
-  // room for them [B, H, N, room], `number` + 1 and CHUNK or more in whole registers, and how many
-  // are held; lse will be what hides the others.
-  Tensor least, best, held;
-  int64_t number, room;
+  Tensor least;  // of each query: logits below it are hidden
   int64_t batch, heads, length, slots, seed, threads;
   int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
   int64_t own;   // whether each query sees its own key, besides the ranges
@@ -398,71 +394,6 @@ struct Attention {
     });
   }
 
-  // Of keys [begin, end), the logits of a strip's queries that may be among the largest: where there
-  // is no more room for them, the larger half stays, one more than are looked for.
-  void collect(const Strip& s, int64_t slot, int64_t begin, int64_t end) {
-    in_groups<ROWS>(begin, end, [&](auto size, int64_t at) {
-      constexpr int R = size;
-      V logits[R][2];
-      dot<R>(keys + (at - first) * P, s.q_columns, logits);
-      hide<R>(s, at, logits);
-      each<R>([&](int r, int c) { vec(weights + (at - begin + r) * Q + c * L) = logits[r][c]; });
-    });
-    for (int i = 0; i < Q; i++) {
-      const int64_t from = std::max<int64_t>(begin, s.lo[i]), to = std::min<int64_t>(end, s.hi[i]);
-      if (from >= to) continue;
-      const int64_t at = token(p.query_order, slot + i);
-      T* best = p.best.at<T>(row, head, at);
-      int64_t& held = *p.held.at<int64_t>(row, head, at);
-      if (held + to - from > p.room) {
-        const T least = least_of(best, held, p.number + 1);
-        held = std::remove_if(best, best + held, [=](T x) { return x < least; }) - best;
-        held = std::min(held, p.number + 1);  // of those that are alike, any
-      }
-      for (int64_t key = from; key < to; key++) best[held++] = weights[(key - begin) * Q + i];
-    }
-  }
-
-  // A number that as many logits as that are no smaller than, by bisection: more where they are
-  // alike, all where they are fewer. Writes behind them, up to a whole register.
-  static T least_of(T* logits, int64_t count, int64_t number) {
-    for (; count % L; count++) logits[count] = -INF;
-    auto at_least = [&](T x) {
-      I found = {};
-      for (int64_t i = 0; i < count; i += L) found -= vec(logits + i) >= V{} + x;
-      Int total = 0;
-      for (int n = 0; n < L; n++) total += found[n];
-      return total;
-    };
-    V lows = V{} + INF, highs = V{} - INF;
-    for (int64_t i = 0; i < count; i += L) {
-      const V x = vec(logits + i), finite = x > V{} - INF ? x : V{} + INF;
-      lows = finite < lows ? finite : lows, highs = max(x, highs);
-    }
-    T low = lows[0], high = highs[0];
-    for (int n = 1; n < L; n++) low = std::min(low, lows[n]), high = std::max(high, highs[n]);
-    if (at_least(low) < number) return -INF;
-    if (at_least(high) >= number) return high;
-    for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
-      const Int found = at_least(middle);
-      if (found == number) return middle;
-      (found > number ? low : high) = middle;
-    }
-    return low;
-  }
-
-  void best_tile(int64_t slot) {
-    over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) {
-      collect(s, slot + (&s - strips) * Q, begin, end);
-    });
-    if (!p.lse.data) return;
-    over_queries(slot, [&](Strip&, int, int64_t at) {
-      const int64_t held = *p.held.at<int64_t>(row, head, at);
-      T* best = p.best.at<T>(row, head, at);
-      *p.lse.at<T>(row, head, at) = held > p.number ? least_of(best, held, p.number) * T(LN_2) : -INF;
-    });
-  }
-
   T own_drop(int64_t at) const {
     return p.own_drops.data ? *p.own_drops.at<T>(row, head, at) : T(1);
   }
@@ -560,23 +491,13 @@ struct Attention {
 
 }  // namespace
 
-// Calls f(worker, first slot) for each tile of queries.
-template <class F>
-static void over_all_tiles(const Problem& p, F f) {
+extern "C" void run_forward(const Problem& p) {
   Tasks tasks(p);
   over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
     int64_t both = task / tasks.segments;
     attention.of(both / p.heads, both % p.heads);
-    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { f(attention, slot); });
+    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
   });
-}
-
-extern "C" void run_forward(const Problem& p) {
-  over_all_tiles(p, [](Attention& attention, int64_t slot) { attention.forward_tile(slot); });
-}
-
-extern "C" void run_best(const Problem& p) {
-  over_all_tiles(p, [](Attention& attention, int64_t slot) { attention.best_tile(slot); });
 }
 
 extern "C" void run_backward(const Problem& p) {

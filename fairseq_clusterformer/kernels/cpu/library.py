@@ -24,7 +24,13 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parent  # of the sources, and of what they include
 #: the struct of each source
-STRUCTS = {"attention": "Problem", "step": "Step", "shares": "Shares", "scouts": "Scouting"}
+STRUCTS = {
+    "attention": "Problem",
+    "index": "Index",
+    "step": "Step",
+    "shares": "Shares",
+    "scouts": "Scouting",
+}
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 NUMBERS = {torch.float32: "float", torch.float64: "double"}
 
