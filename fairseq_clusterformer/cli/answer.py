@@ -39,17 +39,8 @@ from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.outputs import check_output, write_text
 from fairseq_clusterformer.ranges import Range
 
-from .common import (
-    Parser,
-    add_force,
-    add_model,
-    check_encoder,
-    encoding,
-    finite,
-    harmless,
-    inputs_of,
-    number,
-)
+from . import common
+from .common import Parser, encoding, harmless, inputs_of, number
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
     if not is_bundle(there := located(args.checkpoint)) and not there.is_file():
         raise no_file(there, "--checkpoint")
-    check_encoder(args.encoder)
+    common.check_encoder(args.encoder)
     inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
     how = {"inputs": inputs, "force": args.force}
     if args.html:
@@ -169,7 +160,7 @@ def _show(ranking) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="clusterformer answer", description=__doc__)
     add = parser.add
-    add_model(parser, "a reader's checkpoint or bundle", default="reader-en")
+    common.add_model(parser, "a reader's checkpoint or bundle", default="reader-en")
     kinds = "files of text, Markdown, HTML, PDF and other forms, and folders of them"
     add("--document PATH", kinds, nargs="+", default=[])
     add("--question TEXT", "may be repeated", action="append", default=[])
@@ -178,12 +169,12 @@ def _parser() -> Parser:
     add("--interactive", "read questions from stdin")
     add("--top N", "answers to print", default=3)
     about = 'least margin of an answer over "no answer"; -1 is content with less than this'
-    add("--no-answer-margin M", about, type=finite, default=0.0)
+    add("--no-answer-margin M", about, type=common.finite, default=0.0)
     add("--index DIR", "keep the vectors of --encoder in this folder for a later run")
     about = "folder of BERT's form whose vectors of sentences also choose passages, such as "
     add("--encoder DIR", about + "all-MiniLM-L6-v2")
     add("--html FILE", "page to write, of the latest question")
-    add_force(parser)
+    common.add_force(parser)
     add("--encoding NAME", "of text and HTML (default: their own, else UTF-8)", type=encoding)
     menus = "of HTML, leave out menus and the like; needs trafilatura (default: read all)"
     add("--main-text", menus)

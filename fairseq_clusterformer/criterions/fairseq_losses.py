@@ -4,13 +4,10 @@ import math
 from dataclasses import dataclass
 
 import torch
+from fairseq.criterions import label_smoothed_cross_entropy as smoothed
 from fairseq.criterions import register_criterion
 from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
-from fairseq.criterions.label_smoothed_cross_entropy import (
-    LabelSmoothedCrossEntropyCriterion,
-    LabelSmoothedCrossEntropyCriterionConfig,
-)
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.logging import metrics
 from torch import Tensor, nn
@@ -180,7 +177,7 @@ class ClusterformerMaskedLMLoss(ClusteringLosses, _NextSentenceLoss):
 
 @dataclass
 class ClusterformerLabelSmoothedCrossEntropyConfig(
-    ClusteringLossConfig, LabelSmoothedCrossEntropyCriterionConfig
+    ClusteringLossConfig, smoothed.LabelSmoothedCrossEntropyCriterionConfig
 ):
     """Options of fairseq's ``label_smoothed_cross_entropy``, and the weights of CF22 eq. 17.
 
@@ -197,7 +194,7 @@ class ClusterformerLabelSmoothedCrossEntropyConfig(
     dataclass=ClusterformerLabelSmoothedCrossEntropyConfig,
 )
 class ClusterformerLabelSmoothedCrossEntropy(
-    ClusteringLosses, OutputInChunks, LabelSmoothedCrossEntropyCriterion
+    ClusteringLosses, OutputInChunks, smoothed.LabelSmoothedCrossEntropyCriterion
 ):
     """Label smoothing plus the clustering losses of encoder and decoder."""
 

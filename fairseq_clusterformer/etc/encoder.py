@@ -19,13 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS
+from fairseq_clusterformer.models import encoder as base
 from fairseq_clusterformer.models.checkpoints import check_words, read_checkpoint, renamed, unfit
-from fairseq_clusterformer.models.encoder import (
-    EncoderOnlyModel,
-    EncoderOptions,
-    fingerprint,
-    set_epsilon,
-)
 from fairseq_clusterformer.models.options import check_heads, option, register_sizes, sized
 from fairseq_clusterformer.models.pretrained import folder_tensors, start_from
 from fairseq_clusterformer.models.stack import activation
@@ -48,7 +43,7 @@ _DENSE = {
 
 
 @dataclass
-class ETCOptions(EncoderOptions):
+class ETCOptions(base.EncoderOptions):
     """Options of the encoder, and what it starts from."""
 
     radius: int = option(84, "r: how far long tokens see, on either side", at_least=0)
@@ -259,12 +254,12 @@ def register_etc(name: str, options: type[ETCOptions]):
     return register
 
 
-class ETCModel(EncoderOnlyModel):
+class ETCModel(base.EncoderOnlyModel):
     """A model of ETC's encoder and a head; its options are :class:`ETCOptions`."""
 
     @classmethod
     def build_encoder(cls, args, task) -> ETCEncoder:
-        return set_epsilon(ETCEncoder(args, task.source_dictionary), args.layer_norm_eps)
+        return base.set_epsilon(ETCEncoder(args, task.source_dictionary), args.layer_norm_eps)
 
     def load_initial_weights(self) -> None:
         """Start from the dense model, or the other ETC encoder, that ``--lift`` names; raises
@@ -286,13 +281,13 @@ class ETCModel(EncoderOnlyModel):
             given, cfg = state["model"], state.get("cfg") or {}
             if "vocabulary" not in given:
                 check_words(option, path, words)
-        found, own = renamed(given), fingerprint(words)
+        found, own = renamed(given), base.fingerprint(words)
         with_mask = copy.deepcopy(words)  # tasks of masked words add one that is in no dict.txt
         with_mask.add_symbol("<mask>")
         if _WORDS in found and len(found[_WORDS]) == len(with_mask):
             found[_WORDS] = found[_WORDS][: len(words)]
         theirs = found.pop("vocabulary", own)
-        is_ours = torch.equal(theirs.cpu(), fingerprint(with_mask))
+        is_ours = torch.equal(theirs.cpu(), base.fingerprint(with_mask))
         is_etc = _TYPES in found
         # the numbers of labels depend on k, the sizes of their tables do not
         if is_etc and cfg and (most := cfg["model"].max_distance) != self.args.max_distance:

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BertConfig, BertForQuestionAnswering
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-)
+from transformers import BertConfig, BertForQuestionAnswering, modeling_outputs
 from transformers.utils import can_return_tuple
 
 from fairseq_clusterformer.answers import TYPES, best_spans
@@ -42,7 +36,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
         position_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **kwargs,
-    ) -> BaseModelOutput | tuple:
+    ) -> modeling_outputs.BaseModelOutput | tuple:
         """States [B, N, D] of the tokens."""
         self._begin(position_ids=position_ids, **kwargs)
         wanted = self._wants_states(output_hidden_states)
@@ -53,7 +47,7 @@ class ClusterformerModel(ClusterformerPreTrainedModel):
             encoded = self.model.encoder(tokens, return_all_hiddens=wanted)
             x = encoded["encoder_out"][0].transpose(0, 1)
             states = batch_first(encoded["encoder_states"], wanted)
-        return BaseModelOutput(last_hidden_state=x, hidden_states=states)
+        return modeling_outputs.BaseModelOutput(last_hidden_state=x, hidden_states=states)
 
 
 class _EncoderWithHead(ClusterformerPreTrainedModel):
@@ -69,7 +63,7 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **kwargs,
-    ) -> MaskedLMOutput | SequenceClassifierOutput | tuple:
+    ) -> modeling_outputs.MaskedLMOutput | modeling_outputs.SequenceClassifierOutput | tuple:
         """Logits: [B, N, vocabulary], or a classifier's [B, classes].
 
         Args:
@@ -96,7 +90,7 @@ class ClusterformerForMaskedLM(_EncoderWithHead):
 
     families = ("clusterformer_masked_lm",)
     auto, form, hub_task = "AutoModelForMaskedLM", "masked", "fill-mask"
-    output = MaskedLMOutput
+    output = modeling_outputs.MaskedLMOutput
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As transformers'; the head's weight is the embeddings, its bias grows with them."""
@@ -121,7 +115,7 @@ class ClusterformerForSequenceClassification(_EncoderWithHead):
 
     families = ("clusterformer_classifier",)
     auto, form, hub_task = "AutoModelForSequenceClassification", "sentence", "text-classification"
-    output = SequenceClassifierOutput
+    output = modeling_outputs.SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected = [r"model\.lm_head\."]
 
     def __init__(self, config: ClusterformerConfig):
@@ -141,7 +135,7 @@ class ClusterformerForSequenceClassification(_EncoderWithHead):
 
 
 @dataclass
-class ReaderOutput(QuestionAnsweringModelOutput):
+class ReaderOutput(modeling_outputs.QuestionAnsweringModelOutput):
     """As of transformers, and logits of each of `fairseq_clusterformer.answers.TYPES`, [B, 5];
     the last type is that there is no answer."""
 

@@ -6,34 +6,18 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model
-from fairseq.models.transformer import (
-    DEFAULT_MAX_SOURCE_POSITIONS,
-    DEFAULT_MAX_TARGET_POSITIONS,
-    TransformerConfig,
-    TransformerModelBase,
-    base_architecture,
-    transformer_iwslt_de_en,
-    transformer_wmt_en_de,
-    transformer_wmt_en_de_big,
-)
+from fairseq.models import register_model, transformer
+from fairseq.models.transformer import DEFAULT_MAX_SOURCE_POSITIONS, DEFAULT_MAX_TARGET_POSITIONS
 from fairseq.utils import get_available_activation_fns
 from omegaconf import II
 
 from fairseq_clusterformer.errors import refused
 
+from . import options
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
-from .options import (
-    EncoderClusteringOptions,
-    attention_plan,
-    complete,
-    flag,
-    option,
-    register_sizes,
-    sized,
-)
+from .options import flag, option, sized
 
 _REFUSED = (
     "cross_self_attention",
@@ -44,7 +28,7 @@ _REFUSED = (
 
 
 @dataclass
-class ClusterformerOptions(EncoderClusteringOptions):
+class ClusterformerOptions(options.EncoderClusteringOptions):
     """Options that fairseq's ``transformer`` does not have."""
 
     decoder_attention: str = option(
@@ -72,7 +56,7 @@ _ACTIVATIONS = ChoiceEnum([*get_available_activation_fns(), "swish"])  # the las
 
 def _transformer_options() -> Iterator[tuple[str, object, Field]]:
     """Yield name, type and field of each option of fairseq's ``transformer``, as a flat list."""
-    for item in fields(TransformerConfig):
+    for item in fields(transformer.TransformerConfig):
         group = is_dataclass(item.type)
         for member in fields(item.type) if group else (item,):
             name = f"{item.name}_{member.name}" if group else member.name
@@ -94,7 +78,7 @@ class ClusterformerConfig(
 
 
 @register_model("clusterformer", dataclass=ClusterformerConfig)
-class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
+class ClusterformerModel(ExplainedCheckpoints, transformer.TransformerModelBase):
     """fairseq's Transformer over our encoder and decoder."""
 
     @classmethod
@@ -103,10 +87,10 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
 
     @classmethod
     def build_model(cls, args, task):
-        base_architecture(args)
-        complete(args, ClusterformerOptions)
-        attention = {side: attention_plan(args, side) for side in ("encoder", "decoder")}
-        cfg = TransformerConfig.from_namespace(args)
+        transformer.base_architecture(args)
+        options.complete(args, ClusterformerOptions)
+        attention = {side: options.attention_plan(args, side) for side in ("encoder", "decoder")}
+        cfg = transformer.TransformerConfig.from_namespace(args)
         cfg.attention, cfg.output_bias = attention, args.output_bias
         for name in _REFUSED:
             if value := getattr(cfg, name):
@@ -125,16 +109,16 @@ class ClusterformerModel(ExplainedCheckpoints, TransformerModelBase):
         return ClusterformerDecoder(cfg, tgt_dict, embed_tokens, cfg.no_cross_attention, **how)
 
 
-register_sizes(
+options.register_sizes(
     "clusterformer",
     # 1.6 million parameters with 4,000 subwords: Multi30k on a laptop
     tiny=(
         sized("encoder", 3, 128, 256, 4),
         {"decoder_layers": 3, "decoder_attention_heads": 4},
-        base_architecture,
+        transformer.base_architecture,
     ),
     # CF22 section 4.1: 6 + 6 layers of 512, of 4 or 8 heads, K = 3; "big": of 1,024, 16 heads
-    iwslt_de_en=transformer_iwslt_de_en,
-    wmt_en_de=transformer_wmt_en_de,
-    wmt_en_de_big=transformer_wmt_en_de_big,
+    iwslt_de_en=transformer.transformer_iwslt_de_en,
+    wmt_en_de=transformer.transformer_wmt_en_de,
+    wmt_en_de_big=transformer.transformer_wmt_en_de_big,
 )

@@ -9,40 +9,23 @@ from itertools import pairwise
 from typing import Any, Optional
 
 from fairseq import utils
-from fairseq.models import register_model
+from fairseq.models import register_model, transformer_lm
 from fairseq.models.transformer import TransformerConfig
-from fairseq.models.transformer_lm import (
-    DEFAULT_MAX_TARGET_POSITIONS,
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
-    base_lm_architecture,
-    transformer_lm_baevski_wiki103,
-)
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from fairseq_clusterformer.attention.heads import BIASES
 from fairseq_clusterformer.compat.wrapping import mends
 from fairseq_clusterformer.errors import refused
 
-from . import lora
+from . import lora, options
 from .checkpoints import ExplainedCheckpoints
 from .decoder import ClusterformerDecoder
-from .options import (
-    ClusteringOptions,
-    attention_plan,
-    complete,
-    flag,
-    listed,
-    option,
-    register_sizes,
-    set_defaults,
-    sized,
-)
+from .options import flag, listed, option, set_defaults, sized
 from .stack import LayerForm, SegmentState
 
 
 @dataclass
-class LanguageModelOptions(ClusteringOptions):
+class LanguageModelOptions(options.ClusteringOptions):
     """Options that fairseq's ``transformer_lm`` does not have."""
 
     attention: str = option(
@@ -99,21 +82,23 @@ class LanguageModelOptions(ClusteringOptions):
 
 
 @dataclass
-class ClusterformerLanguageModelConfig(LanguageModelOptions, TransformerLanguageModelConfig):
+class ClusterformerLanguageModelConfig(
+    LanguageModelOptions, transformer_lm.TransformerLanguageModelConfig
+):
     """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
 
 @register_model("clusterformer_lm", dataclass=ClusterformerLanguageModelConfig)
-class ClusterformerLanguageModel(ExplainedCheckpoints, TransformerLanguageModel):
+class ClusterformerLanguageModel(ExplainedCheckpoints, transformer_lm.TransformerLanguageModel):
     """fairseq's Transformer language model over :class:`ClusterformerDecoder`."""
 
     @classmethod
     def build_model(cls, args, task):
-        complete(args, LanguageModelOptions)
-        plan = attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
+        options.complete(args, LanguageModelOptions)
+        plan = options.attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         set_defaults(args, max_target_positions=None, tokens_per_sample=None)
         most = args.max_target_positions or args.tokens_per_sample
-        args.max_target_positions = most or DEFAULT_MAX_TARGET_POSITIONS
+        args.max_target_positions = most or transformer_lm.DEFAULT_MAX_TARGET_POSITIONS
         embedding = None
         if args.character_embeddings or args.adaptive_input or args.tie_adaptive_weights:
             dense = deepcopy(args)
@@ -231,16 +216,16 @@ def _sinks(args: Namespace) -> None:
         set_defaults(args, attention_sinks=4)
 
 
-register_sizes(
+options.register_sizes(
     "clusterformer_lm",
     # 0.2 million parameters: learns bytes on a laptop's processor in minutes
-    tiny=(_TINY, base_lm_architecture),
-    bytes=(_COPYING, _copying_start, _TINY, base_lm_architecture),
+    tiny=(_TINY, transformer_lm.base_lm_architecture),
+    bytes=(_COPYING, _copying_start, _TINY, transformer_lm.base_lm_architecture),
     # 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)
     enwik8=(
         sized("decoder", 12, 512, 2048, 8) | _TIED,
         {"attention_window": 256, "num_clusters": 32},
-        base_lm_architecture,
+        transformer_lm.base_lm_architecture,
     ),
     # of Llama's form, 6 million parameters without the words
     llama=(
@@ -249,8 +234,11 @@ register_sizes(
         {"norm": "rms", "biases": "none", "activation_fn": "swiglu", "positions": "rotary"},
         {"no_scale_embedding": True, "attention": "window*3,gated"},
         _sinks,
-        base_lm_architecture,
+        transformer_lm.base_lm_architecture,
     ),
     # fairseq's transformer_lm_wiki103, for contexts of 3,072 words (K = 2 N / W)
-    wiki103=({"attention_window": 256, "num_clusters": 24}, transformer_lm_baevski_wiki103),
+    wiki103=(
+        {"attention_window": 256, "num_clusters": 24},
+        transformer_lm.transformer_lm_baevski_wiki103,
+    ),
 )

@@ -12,24 +12,16 @@ from fairseq_clusterformer.answers import TYPES, AnswerLogits
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.precision import ExactLinear
 
+from . import options
 from .encoder import ACTIVATIONS, EncoderOptions, PretrainedOptions, masked_mean, set_epsilon
-from .options import (
-    ClusteringOptions,
-    attention_plan,
-    flag,
-    option,
-    register_sizes,
-    set_defaults,
-    sized,
-    with_kinds,
-)
+from .options import flag, option, set_defaults, sized
 from .pretrained import set_sizes_of_folder
 from .reader import ReaderEncoder, ReaderModel, Reading
 
 
 @dataclass
 class ClusterformerReaderConfig(
-    PretrainedOptions, EncoderOptions, with_kinds(ClusteringOptions, "reader")
+    PretrainedOptions, EncoderOptions, options.with_kinds(options.ClusteringOptions, "reader")
 ):
     """Options of the encoder; by default it has RoBERTa-base's sizes."""
 
@@ -138,7 +130,7 @@ class ClusterformerReader(ReaderModel):
 
     @classmethod
     def build_encoder(cls, args, task) -> ReaderEncoder:
-        plan = attention_plan(
+        plan = options.attention_plan(
             args,
             "encoder",
             spec="cluster_attention",
@@ -180,7 +172,7 @@ def _of_folder(args: Namespace) -> None:
     set_defaults(args, cluster_layers=f"{layers // 2},{layers - 1}")
 
 
-register_sizes(
+options.register_sizes(
     "clusterformer_reader",
     # learns on a laptop's processor
     tiny=(

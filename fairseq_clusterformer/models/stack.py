@@ -19,13 +19,8 @@ from fairseq.utils import get_activation_fn, make_positions
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fairseq_clusterformer.attention import (
-    AttentionPlan,
-    Batch,
-    MultiheadAttention,
-    OptionError,
-    Past,
-)
+from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention, Past
+from fairseq_clusterformer.attention.options import OptionError
 from fairseq_clusterformer.attention.past import each
 from fairseq_clusterformer.attention.projections import RMSNorm
 from fairseq_clusterformer.clustering import Report
