@@ -26,13 +26,10 @@ def for_each(read: Tensor, x: Tensor) -> Tensor:
 
 
 class Batch:
-    """Made once for all layers, which share what they compute from it.
-
-    Args:
-        padding_mask: bool [B, N], True at padding, at either end of a row; None: there is none.
-        documents: which document of its row a token belongs to, int64 [B, N], counted from 0 and
-            never falling; tokens see those of their own document only. None: each row is one.
-    """
+    """Made once for all layers, which share what they compute from it: ``padding_mask``, bool
+    [B, N], is True at padding, at either end of a row (None: there is none); ``documents`` are the
+    documents of their row that tokens belong to and see alone, int64 [B, N], counted from 0 and
+    never falling (None: each row is one)."""
 
     def __init__(self, padding_mask: Tensor | None = None, documents: Tensor | None = None):
         self.padding_mask = padding_mask

@@ -39,13 +39,9 @@ class Learner(Float32Buffers, ABC):
 
 class AverageNormalizer(Learner):
     """A normaliser of eq. 2 that no later token changes: keeps, for each cluster, the log of a
-    moving average of exp(s) over the tokens seen in training, ``log_normalizer``, float32.
-
-    Args:
-        shape: of what is kept, the clusters last; None: nothing is kept, or observed.
-        momentum: of the moving average.
-        others: how many other numbers are averaged, weighed by tokens, as ``average``, float32.
-    """
+    moving average of exp(s) over the tokens seen in training, ``log_normalizer``, float32, of a
+    ``shape``, the clusters last (None: nothing is kept, or observed). So many ``others``, numbers,
+    are averaged as well, weighed by tokens, as ``average``, float32."""
 
     def __init__(self, shape: tuple[int, ...] | None, *, momentum: float = 0.9, others: int = 0):
         super().__init__()

@@ -36,15 +36,11 @@ def make(
     begin: Sequence[str] | None = None,
     tokenised: bool | None = None,
 ) -> Tokenizer:
-    """What ``tokenizer.json`` holds for a folder of prepared text. Raises ValueError for what the
-    file cannot say; the message says why.
-
-    Args:
-        form: what the model reads, of `FORMS`.
-        unicode: the form of Unicode that a text gets first: "NFC", "NFKC", or "none".
-        begin: the symbols before a text of the form "text"; None: as it is usual.
-        tokenised: a "sentence" is words between blanks; None: it is subwords.
-    """
+    """What ``tokenizer.json`` holds for a folder of prepared text, of which the model reads a
+    `form` of `FORMS`. A text first gets a form of Unicode: "NFC", "NFKC", or "none". Of the form
+    "text", symbols stand before it, `begin` (None: as it is usual); a "sentence" that is
+    `tokenised` is words between blanks (None: it is subwords). Raises ValueError for what the file
+    cannot say; the message says why."""
     (single, second, line_end), special = FORMS[form], dictionary.nspecial
     is_of_bytes, ends = TextCoding.is_of_bytes(dictionary), form != "sentence"
     model, words = None, dictionary.indices

@@ -8,7 +8,7 @@ from fairseq_clusterformer.checkpoints.load import Loaded
 from fairseq_clusterformer.errors import bad_option
 
 from ..visual import pages
-from .found import FoundAnswer, Ranking, confidence
+from .found import Ranking, confidence
 from .passages import WORD
 from .read import Reader
 from .sources import read_source
@@ -26,11 +26,14 @@ def answer_page(question: str, ranking: Ranking) -> str:
     layers = list(dict.fromkeys(name for read in reads for _, name in read.clusters()))
     answers, marked, sections = [], set(), []
     for each in ranking:
-        tokens, chosen = _tokens_of(each), None
+        of, chosen = each.read.section, None
+        own = [number for number, piece in enumerate(of.pieces) if piece.number == each.paragraph]
+        # that show a character of the answer; none of yes and no
+        tokens = [t for n in own for t in of.document.tokens_of(n, *each.characters)]
         if tokens:
             words = [(len(match[0]), match.start()) for match in WORD.finditer(each.around()[1])]
             place = each.characters[0] + max(words, default=(1, 0))[1]
-            lasts = each.read.section.document.characters[1, tokens]
+            lasts = of.document.characters[1, tokens]
             chosen = reads.index(each.read), tokens[int((lasts > place).nonzero()[0])]
         answers.append(chosen)
         marked |= {(each.read, token) for token in tokens}
@@ -51,13 +54,6 @@ def answer_page(question: str, ranking: Ranking) -> str:
         sections=sections,
         data={"answers": answers, "sections": clusters},
     )
-
-
-def _tokens_of(found: FoundAnswer) -> list[int]:
-    """The tokens that show a character of an answer; none of yes and no."""
-    pieces, tokens_of = found.read.section.pieces, found.read.section.document.tokens_of
-    own = [number for number, piece in enumerate(pieces) if piece.number == found.paragraph]
-    return [token for number in own for token in tokens_of(number, *found.characters)]
 
 
 def read_clusters(loaded: Loaded, path: Path, question: str) -> pages.ClusteredText:

@@ -109,7 +109,6 @@ def _text(data: bytes, encoding: str | None, _main: bool) -> Parsed:
 
 
 def _markdown(data: bytes, encoding: str | None, *_: object) -> Parsed:
-    """As the HTML that it stands for."""
     text = _decoded(data, encoding)
     return of_html(MarkdownIt().enable(["table", "strikethrough"]).render(text), marks=True)
 
@@ -159,7 +158,6 @@ def _word(data: bytes, *_: object) -> Parsed:
 
 
 def _workbook(data: bytes, *_: object) -> Parsed:
-    """Rows of all sheets, with bars between the cells."""
     import openpyxl
 
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
@@ -177,7 +175,6 @@ def _rich_text(data: bytes, *_: object) -> Parsed:
 
 
 def _book(data: bytes, encoding: str | None, main_text: bool) -> Parsed:
-    """The chapters of an EPUB in their order."""
     with zipfile.ZipFile(io.BytesIO(data)) as book:
         packed = ElementTree.fromstring(book.read("META-INF/container.xml")).find(".//{*}rootfile")
         where = PurePath(packed.attrib["full-path"])

@@ -87,7 +87,11 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
                 _, place, line = line.split(HEAD, 2)
             bare = re.sub(f"{LINK}[^{UNLINK}]*{UNLINK}", "", line)
             is_link = 2 * len(bare.strip()) < len(line.strip())
-            lines.append((_parted(line, " | " if marks else " "), place, is_link))
+            line = re.sub(f"[{LINK}{UNLINK}]", "", line).lstrip(f" {CELL}")
+            line = line.replace(CELL, " | " if marks else " ")
+            for pattern, between in _PARTED.items():
+                line = pattern.sub(between, line)
+            lines.append((_SIGNS.sub("", line), place, is_link))
         # a menu has no sentences: one that is never closed may hold the page
         if not is_menu or any(not x and _PROSE.match(line) for line, _, x in lines):
             found += [(line, at) for line, at, is_link in lines if not (is_menu and is_link)]
@@ -97,14 +101,6 @@ def of_html(text: str, *, marks: bool = False) -> tuple[str, list[tuple[str, str
         for part in (of_plain(line) if "\n" in line else [line])
         if part.strip()
     ]
-
-
-def _parted(line: str, cells: str) -> str:
-    """A line without signs."""
-    line = re.sub(f"[{LINK}{UNLINK}]", "", line).lstrip(f" {CELL}").replace(CELL, cells)
-    for pattern, between in _PARTED.items():
-        line = pattern.sub(between, line)
-    return _SIGNS.sub("", line)
 
 
 @dataclass
@@ -124,7 +120,6 @@ class _Open:
 
 
 def _written(tree: LexborHTMLParser, marks: bool) -> Iterator[str]:
-    """What is shown of a page, with signs."""
     (hidden, blocks), opened = _styled(tree), [_Open()]
     for node in tree.root.traverse(include_text=True) if tree.root else ():
         parent = node.parent.mem_id if len(opened) > 1 else 0

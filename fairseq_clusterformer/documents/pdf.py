@@ -117,7 +117,7 @@ def _of_columns(lines: list[str]) -> list[str]:
 
 @lru_cache(1)
 def _dictionary() -> set[str]:
-    """The words of the reader that comes with the package, and what begins others."""
+    # the words of the reader that comes with the package, and what begins others
     text = (Path(__file__).parents[1] / "trained/reader-en/dict.txt").read_text("utf-8")
     return {line.split(" ")[0] for line in text.splitlines() if line[:2] != "##"}
 

@@ -139,12 +139,9 @@ class Reader(Pretrained):
         windows: int | None = None,
         candidates: Sequence[str] = (),
     ) -> Ranking:
-        """As `answer`, from passages as `index` and `passages` return them.
-
-        Args:
-            least: see `Ranking`.
-            windows: passages to read, the most relevant ones; 0: all; None: as the class has it.
-        """
+        """As `answer`, from passages as `index` and `passages` return them; `least` is that of
+        `Ranking`, `windows` how many passages are read, the most relevant ones (0: all; None: as
+        the class has it)."""
         tokens, names = self.question(question), self._names(candidates)
         most = self.windows if windows is None else windows or len(passages)
         chosen = passages.likeliest(question, most)
@@ -202,7 +199,6 @@ class Reader(Pretrained):
         return names
 
     def _weigh(self, question: Tensor, section: Section, names: dict[str, Tensor]) -> SectionRead:
-        """Read a section for a question with candidates."""
         document, mentions = section.document, []
         begins, ends = document.characters
         for number, place, start, end in mentions_of("", [*names], document.texts):
@@ -260,9 +256,8 @@ class Reader(Pretrained):
 
     @torch.no_grad()
     def _states(self, text: str) -> Tensor:
-        """As the reader sees a document without a question."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        question = framed(nothing, self._dictionary, 2)[None].to(self.device)
+        # as the reader sees a document without a question
+        question = framed(torch.empty(0).long(), self._dictionary, 2)[None].to(self.device)
         documents = [part.tokens[None] for part in self.sections(text_source(text, "text"))]
         read = [self.model.encoder(question, tokens.to(self.device)) for tokens in documents]
         return torch.cat([reading.document[0] for reading in read])

@@ -42,13 +42,9 @@ class TooLarge(UserError):
 
 
 class Desk:
-    """Documents, and a reader of them. One thread at a time uses the reader.
-
-    Args:
-        top: answers to show.
-        most: tokens of a document that are read at once; None: the reader's.
-        options: ``windows``, a number, and ``least``, as of `Reader.ask`.
-    """
+    """Documents, and a reader of them, which one thread at a time uses: `top` answers are shown,
+    and `most` tokens of a document read at once (None: as the reader has it). The `options` are
+    ``windows``, a number, and ``least`` of `Reader.ask`."""
 
     def __init__(
         self, reader: Reader, *, top: int = 3, most: int | None = None, **options: float

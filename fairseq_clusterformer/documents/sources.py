@@ -66,13 +66,10 @@ def text_source(text: str, name: str) -> Source:
 def read_source(
     path: Path, encoding: str | None = None, *, main_text: bool = False, data: bytes | None = None
 ) -> Source:
-    """Read a file of any form; see `forms`. Raises UserError: what is wrong with the file.
-
-    Args:
-        encoding: of text and HTML; None: that of a byte order mark or of the page, else UTF-8.
-        main_text: of HTML, keep the main text alone, without menus. This needs trafilatura.
-        data: what the file holds; None: it is opened.
-    """
+    """Read a file of any form; see `forms`. The `encoding` is that of text and HTML (None: that of
+    a byte order mark or of the page, else UTF-8). Of HTML, `main_text` keeps the main text alone,
+    without menus; this needs trafilatura. `data` is what the file holds (None: it is opened).
+    Raises UserError: what is wrong with the file."""
     try:
         return _of_bytes(_opened(path) if data is None else data, path, encoding, main_text)
     except Unreadable as error:
@@ -203,7 +200,6 @@ def _worker(_owner: int) -> subprocess.Popen:
 
 
 def _serve(memory: int) -> None:
-    """Parse what comes from stdin until it ends."""
     with suppress(ImportError, ValueError):  # not on every system
         import resource
 

@@ -64,12 +64,9 @@ class _EncoderWithHead(ClusterformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> modeling_outputs.MaskedLMOutput | modeling_outputs.SequenceClassifierOutput | tuple:
-        """Logits: [B, N, vocabulary], or a classifier's [B, classes].
-
-        Args:
-            token_type_ids: 1 at the second text of a joined pair; the model finds it itself.
-            labels: a classifier's are [B], of a regression floating point.
-        """
+        """Logits: [B, N, vocabulary], or a classifier's [B, classes]. Its ``labels`` are [B], of a
+        regression floating point; ``token_type_ids`` are 1 at the second text of a joined pair,
+        which the model finds itself."""
         self._begin(position_ids=position_ids, **kwargs)
         tokens, _ = self._tokens(input_ids, attention_mask, position_ids)
         if token_type_ids is not None:
@@ -165,14 +162,9 @@ class ClusterformerForQuestionAnswering(ClusterformerPreTrainedModel):
         **kwargs,
     ) -> ReaderOutput | tuple:
         """Logits [B, N] of where the answer starts and ends: the lowest number there is outside of
-        the document.
-
-        Args:
-            token_type_ids: 0 at the question, 1 at the document, [B, N]; needed.
-            start_positions: the answer's first token, int64 [B]; 0: there is none.
-            end_positions: its last token, int64 [B].
-            output_hidden_states: refused.
-        """
+        the document. ``token_type_ids`` [B, N] are needed: 0 at the question, 1 at the document.
+        ``start_positions`` and ``end_positions`` are the answer's first token (0: there is none)
+        and its last one, int64 [B]; ``output_hidden_states`` is refused."""
         self._begin(position_ids=position_ids, **kwargs)
         if self._wants_states(output_hidden_states):
             problem = "the layers read windows of a document, not rows"

@@ -157,14 +157,10 @@ def score(
     raw: list[str] | None = None,
     compound_split: bool = False,
 ) -> dict[str, dict]:
-    """BLEU's rows of ``clusterformer evaluate translation``, of subwords joined by blanks.
-
-    Args:
-        pipeline: what the data was made by.
-        target: the language, to detokenise; None: no sacreBLEU.
-        raw: references as they were written; None: detokenised `references`.
-        compound_split: also with words split at hyphens, by tensor2tensor's get_ende_bleu.sh.
-    """
+    """BLEU's rows of ``clusterformer evaluate translation``, of subwords joined by blanks, by the
+    `pipeline` that made the data. `target` is the language, to detokenise (None: no sacreBLEU);
+    `raw` has references as they were written (None: detokenised `references`);
+    `compound_split`: also with words split at hyphens, by tensor2tensor's get_ende_bleu.sh."""
     words = [[pipeline.words(line) for line in lines] for lines in (hypotheses, references)]
     tokens = {"tokenize": "none", "smooth_method": "none", "lowercase": pipeline.lowercase}
     rows = {"tokenised": bleu(*words, **tokens)}
@@ -182,7 +178,6 @@ def score(
 
 
 def table(rows: dict[str, dict]) -> str:
-    """The rows for people."""
     lines = [f"{'':16}{'BLEU':>7}{'1/2/3/4-grams':>22}{'brevity':>9}{'length':>8}"]
     for name, row in rows.items():
         grams = "/".join(f"{value:.1f}" for value in row["precisions"])

@@ -22,9 +22,9 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from fairseq_clusterformer.cli import common
 from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.cli.prepare import shared
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.files import checksums
 from fairseq_clusterformer.corpora.parallel import parallel
@@ -42,9 +42,9 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
     """Prepare pages in a folder; return what ``prepared.json`` says, or None: it was there."""
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
-    splits = shared.files_of_splits(how, found, source, FILES)
-    vocabulary = shared.take_vocabulary(how)
-    shared.check_train(splits, vocabulary)
+    splits = common.files_of_splits(how, found, source, FILES)
+    vocabulary = common.take_vocabulary(how)
+    common.check_train(splits, vocabulary)
     files = {split: checksums(paths) for split, paths in splits.items()}
     recipe = {"corpus": "openkp", "files": files, **vocabulary.recipe(), "unicode": READ_FORM}
 
@@ -96,8 +96,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog=NAME, description=__doc__)
     add_dest(parser)
     parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
-    shared.add_files(parser, "--source")
-    shared.add_subwords(parser)
+    common.add_files(parser, "--source")
+    common.add_subwords(parser)
     parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
     return prepare_folder({"prepare": prepare, **vars(parser.parse_args(arguments))})

@@ -16,8 +16,7 @@ from fairseq_clusterformer.corpora.labelled import LabelledCorpus, own_corpus
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
-from ..common import Parser, add_dest, prepare_folder
-from .shared import TOKENIZER, take_vocabulary
+from ..common import TOKENIZER, Parser, add_dest, prepare_folder, take_vocabulary
 
 _OWN = """Prepare your own labelled texts or pairs, in the folder DEST.
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from fairseq_clusterformer.corpora.texts import KNOWN, prepare_known, prepare_text
 
-from ..common import Parser, add, add_dest, prepare_folder
-from .shared import WORKERS, add_subwords, take_vocabulary
+from ..common import WORKERS, Parser, add, add_dest, add_subwords, prepare_folder, take_vocabulary
 
 
 def main(arguments: Sequence[str]) -> int:

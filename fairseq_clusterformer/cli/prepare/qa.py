@@ -17,8 +17,8 @@ from fairseq_clusterformer.corpora.question_answering import build, readers
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.moved import check_corpus
 
+from .. import common
 from ..common import Parser, add_dest, prepare_folder
-from . import shared
 
 _OWN = """Prepare your own questions, in the folder DEST.
 
@@ -45,14 +45,14 @@ two splits. If one of them is given, only valid is drawn.
 
 
 def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) -> None:
-    shared.add_files(parser, source)
+    common.add_files(parser, source)
     about = "draw documents with this share of train's questions for {}"
     about += "" if source == "SOURCE" else "; valid of --source becomes test"
     for split in SPLITS[1:]:
         default = 0.1 if source == "SOURCE" else None
         parser.add(f"--{split}-fraction F", about.format(split), default=default)
     parser.add("--seed N", "of the drawing", default=1)
-    shared.add_subwords(parser)
+    common.add_subwords(parser)
     parser.add("--titles", "put each paragraph's title before its text")
     parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
@@ -63,7 +63,7 @@ def _add_options(parser: Parser, own: Mapping[str, str | tuple], source: str) ->
 
 def _splits(
     corpus: build.QuestionCorpus, source: Path | None, options: dict
-) -> tuple[shared.Files, dict[str, float]]:
+) -> tuple[common.Files, dict[str, float]]:
     """Take out the files of each split, and the shares of train that are drawn for others."""
     shares = {split: options.pop(f"{split}_fraction") for split in SPLITS[1:]}
     if patterns := corpus.files.split():
@@ -72,14 +72,14 @@ def _splits(
             found[split] = found_in(source, pattern)
         if shares["valid"] and found.get("valid"):
             found["test"] = found.pop("valid")
-        splits = shared.files_of_splits(options, found, source, patterns)
+        splits = common.files_of_splits(options, found, source, patterns)
     else:
         found = {"train": [source]}
         if source.is_dir():
             files = visible(source.iterdir())
             found = {split: [p for p in files if split_of(p) == split] for split in SPLITS}
         names = ["files whose names contain train, valid or test"]
-        splits = shared.files_of_splits(options, found, source, names, "SOURCE")
+        splits = common.files_of_splits(options, found, source, names, "SOURCE")
         # without train, there is nothing to draw from: to evaluate on
         shares |= {"test": None} if len(splits) > 1 else {}
         shares = shares if "train" in splits else {}
@@ -92,7 +92,7 @@ def _prepare(
     how = {name: options.pop(name) for name in ("dest", "titles", "workers", "force")}
     seed = options.pop("seed")
     used = known.get(corpus) or build.QuestionCorpus(readers.own_questions)
-    vocabulary = shared.take_vocabulary(options)
+    vocabulary = common.take_vocabulary(options)
     if cloze := options.pop("cloze", False):
         if options.pop("paragraphs") is not None:
             raise bad_option("--paragraphs", "given", "without --cloze, whose passages are alone")
@@ -102,7 +102,7 @@ def _prepare(
     if vocabulary.train:
         vocabulary = replace(vocabulary, whole_words=used.few_words)
     splits, shares = _splits(used, source, options)
-    shared.check_train(splits, vocabulary, shares)
+    common.check_train(splits, vocabulary, shares)
     chosen = {key: value for key, value in options.items() if value is not None}
     if how["titles"] and used.titled:
         chosen["titled"] = True

@@ -13,8 +13,7 @@ from fairseq_clusterformer.corpora import SUBWORDS
 from fairseq_clusterformer.corpora.pairs import CORPORA, known_corpus, own_pairs
 from fairseq_clusterformer.corpora.translation import prepare
 
-from ..common import Parser, add_dest, prepare_folder
-from .shared import WORKERS
+from ..common import WORKERS, Parser, add_dest, prepare_folder
 
 _FILES = "PREFIX stands for the two files PREFIX.{0} and PREFIX.{1} of aligned lines, or is "
 _FILES += "itself one file of lines with {2}; plain, .gz, .xz or .bz2"
