@@ -42,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         from fairseq_clusterformer.use import CLASSES
 
         places = {"data": args.data, "option": "CHECKPOINT"}
-        folder.export(
-            load_checkpoint(args.checkpoint, task=list(CLASSES), **places), args.out, **how
-        )
+        loaded = load_checkpoint(args.checkpoint, task=list(CLASSES), **places)
+        folder.export(loaded, args.out, **how)
     print_size(args)
     return 0

@@ -106,9 +106,7 @@ class SphericalMeans(Learner):
     2021): K centroids of length 1 for each head, [H, K, E]; no gradient reaches them. The paper's
     ``momentum``, 0.999, is for hundreds of thousands of updates."""
 
-    def __init__(
-        self, num_heads: int, num_clusters: int, head_dim: int, *, momentum: float = 0.99
-    ):
+    def __init__(self, num_heads: int, num_clusters: int, head_dim: int, momentum: float = 0.99):
         super().__init__()
         self.momentum = momentum
         centroids = torch.randn(num_heads, num_clusters, head_dim)

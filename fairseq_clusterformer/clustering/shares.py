@@ -242,12 +242,7 @@ def _assign(
 
 
 def _in_cpp(
-    scores: Scores,
-    mass: bool = True,
-    *,
-    probes: int = 1,
-    shares: bool = False,
-    **given: Tensor | None,
+    scores: Scores, mass: bool = True, *, probes: int = 1, shares: bool = False, **given: Any
 ) -> Found:
     """The same in C++, but the mass is of the scores, offsets taken off."""
     x, (heads, clusters) = scores.x, scores.vectors.shape[:2]

@@ -25,15 +25,11 @@ from .parallel import parallel
 
 
 def write_dataset(
-    texts: dict[str, Path],
-    out: Path,
-    dictionary: Dictionary,
-    items: FileItems,
-    workers: int | None = 1,
+    texts: dict[str, Path], out: Path, words: Dictionary, items: FileItems, workers: int | None = 1
 ) -> dict[str, dict[str, int]]:
     """Write ``dict.txt``, .bin and .idx of each split's text; return their tokens and items."""
-    dictionary.save(str(out / "dict.txt"))
-    dtype, counts = best_fitting_int_dtype(len(dictionary)), {}
+    words.save(str(out / "dict.txt"))
+    dtype, counts = best_fitting_int_dtype(len(words)), {}
     code = partial(_coded, items.code, dtype)
     for split, text in texts.items():
         found = [np.zeros(0, np.int32)]

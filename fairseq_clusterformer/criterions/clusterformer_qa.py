@@ -74,9 +74,7 @@ def whole_words(spans: Tensor, bounds: Tensor) -> Tensor:
     return torch.where((spans >= 0) & ~again.unsqueeze(-1), found, -1)
 
 
-def with_slots(
-    logits: AnswerLogits, spans: Tensor, types: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def with_slots(logits: AnswerLogits, spans: Tensor, types: Tensor) -> tuple[Tensor, ...]:
     """Logits of starts and ends [B, 4 + N] behind those of the slots, and the right spans, int64
     [B, A + 4, 2], of which those of slots are last; ``types`` as a reader's targets have them."""
     number = logits.slots.size(-1)

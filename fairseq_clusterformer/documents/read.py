@@ -33,6 +33,7 @@ from .texts import clean
 logger = logging.getLogger(__name__)
 
 Documents = str | Path | Passages | Sequence[str | Path]
+Folder = str | Path | None
 
 TASK = "clusterformer_qa"
 TOKENS_AT_ONCE = 100_000  # of a document, for a model whose training had no limit
@@ -87,11 +88,7 @@ class Reader(Pretrained):
             self._sentences = SentenceEncoder(encoder, index, self.device, dtype)
 
     def index(
-        self,
-        documents: Documents,
-        folder: str | Path | None = None,
-        *,
-        encoder: str | Path | None = None,
+        self, documents: Documents, folder: Folder = None, *, encoder: Folder = None
     ) -> Passages:
         """Read documents for the questions to come; the same ones as last time only if a file has
         changed. What is skipped in a folder is logged as a warning. `folder` and `encoder` are as

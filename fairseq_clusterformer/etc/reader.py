@@ -78,9 +78,8 @@ class DocumentStructure:
         first = max(len(outline.names), 1) + question - 2
         if first >= self.most:
             given = f"{first} global tokens of the question and of its candidates"
-            raise ValueError(
-                f"{given}; allowed: {self.most - 1} or fewer (--max-global-positions)"
-            )
+            allowed = f"{self.most - 1} or fewer (--max-global-positions)"
+            raise ValueError(f"{given}; allowed: {allowed}")
         number = torch.arange(len(starts))
         place = number + torch.searchsorted(outline.paragraph_of(starts), number)
         paragraphs = int((place < self.most - first).sum())
@@ -89,17 +88,12 @@ class DocumentStructure:
         return kept, paragraphs, left_out
 
     def rows(
-        self,
-        question: Tensor,
-        starts: Tensor,
-        length: int,
-        outline: Outline,
-        dictionary: Dictionary,
+        self, question: Tensor, starts: Tensor, length: int, outline: Outline, symbols: Dictionary
     ) -> tuple[Tensor, GlobalTokens]:
         """A question, ``<s> question </s>``, and then ``<s>`` and the words of each candidate,
         int64 [Q]; and the global tokens of them and of the document, whose paragraphs start at
         int64 [P]."""
-        asked, bos = len(question) - 2, dictionary.bos()
+        asked, bos = len(question) - 2, symbols.bos()
         names = [torch.cat([question.new_tensor([bos]), name]) for name in outline.names]
         question = torch.cat([question, *names])
         before = len(question)

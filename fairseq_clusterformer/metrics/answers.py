@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 _HOTPOTQA = ("em", "prec", "recall", "f1")
+Gold = Mapping[str, Sequence[str]]  # the right answers to each question, by its id
 Facts = Mapping[str, Collection[Hashable]]
 
 
@@ -54,9 +55,7 @@ def check_gold(gold: Mapping[object, Sequence[str]]) -> None:
         raise ValueError("gold has 0 questions; allowed: 1 or more")
 
 
-def evaluate(
-    gold: Mapping[str, Sequence[str]], predictions: Mapping[str, str]
-) -> dict[str, float]:
+def evaluate(gold: Gold, predictions: Mapping[str, str]) -> dict[str, float]:
     """``exact_match`` and ``f1``, means over all questions in per cent, and ``total``.
 
     A question counts with the gold answer that its prediction agrees with best,
@@ -84,11 +83,7 @@ def score_v2(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
 
 
 def evaluate_v2(
-    gold: Mapping[str, Sequence[str]],
-    predictions: Mapping[str, str],
-    no_answer: Mapping[str, float],
-    *,
-    threshold: float,
+    gold: Gold, predictions: Mapping[str, str], no_answer: Mapping[str, float], *, threshold: float
 ) -> dict[str, float]:
     """The scores of SQuAD 2.0 in per cent: the numbers of ``evaluate-v2.0.py``.
 
@@ -122,10 +117,7 @@ def evaluate_v2(
 
 
 def evaluate_hotpotqa(
-    gold: Mapping[str, Sequence[str]],
-    predictions: Mapping[str, str],
-    gold_facts: Facts,
-    facts: Facts,
+    gold: Gold, predictions: Mapping[str, str], gold_facts: Facts, facts: Facts
 ) -> dict[str, float]:
     """The scores of HotpotQA and 2WikiMultihopQA: ``em``, ``f1``, ``prec`` and ``recall``, means
     over all questions from 0 to 1; and over those with gold facts ``sp_em`` and so on of these,

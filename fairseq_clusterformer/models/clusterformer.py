@@ -19,12 +19,8 @@ from .decoder import ClusterformerDecoder
 from .encoder import ClusterformerEncoder
 from .options import flag, option, sized
 
-_REFUSED = (
-    "cross_self_attention",
-    "encoder_xformers_att_config",
-    "decoder_xformers_att_config",
-    "base_layers",
-)
+_REFUSED = ("cross_self_attention", "base_layers")
+_REFUSED += ("encoder_xformers_att_config", "decoder_xformers_att_config")
 
 
 @dataclass

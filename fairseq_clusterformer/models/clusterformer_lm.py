@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any, Optional
 
 from fairseq import utils
-from fairseq.models import register_model, transformer_lm
+from fairseq.models import register_model
+from fairseq.models import transformer_lm as base
 from fairseq.models.transformer import TransformerConfig
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -82,14 +83,12 @@ class LanguageModelOptions(options.ClusteringOptions):
 
 
 @dataclass
-class ClusterformerLanguageModelConfig(
-    LanguageModelOptions, transformer_lm.TransformerLanguageModelConfig
-):
+class ClusterformerLanguageModelConfig(LanguageModelOptions, base.TransformerLanguageModelConfig):
     """Options of fairseq's ``transformer_lm``, and those of the attention."""
 
 
 @register_model("clusterformer_lm", dataclass=ClusterformerLanguageModelConfig)
-class ClusterformerLanguageModel(ExplainedCheckpoints, transformer_lm.TransformerLanguageModel):
+class ClusterformerLanguageModel(ExplainedCheckpoints, base.TransformerLanguageModel):
     """fairseq's Transformer language model over :class:`ClusterformerDecoder`."""
 
     @classmethod
@@ -98,7 +97,7 @@ class ClusterformerLanguageModel(ExplainedCheckpoints, transformer_lm.Transforme
         plan = options.attention_plan(args, "decoder", spec="attention", rule="cluster_rule")
         set_defaults(args, max_target_positions=None, tokens_per_sample=None)
         most = args.max_target_positions or args.tokens_per_sample
-        args.max_target_positions = most or transformer_lm.DEFAULT_MAX_TARGET_POSITIONS
+        args.max_target_positions = most or base.DEFAULT_MAX_TARGET_POSITIONS
         embedding = None
         if args.character_embeddings or args.adaptive_input or args.tie_adaptive_weights:
             dense = deepcopy(args)
@@ -219,13 +218,13 @@ def _sinks(args: Namespace) -> None:
 options.register_sizes(
     "clusterformer_lm",
     # 0.2 million parameters: learns bytes on a laptop's processor in minutes
-    tiny=(_TINY, transformer_lm.base_lm_architecture),
-    bytes=(_COPYING, _copying_start, _TINY, transformer_lm.base_lm_architecture),
+    tiny=(_TINY, base.base_lm_architecture),
+    bytes=(_COPYING, _copying_start, _TINY, base.base_lm_architecture),
     # 38 million parameters, for contexts of 4,096 bytes (K = 2 N / W)
     enwik8=(
         sized("decoder", 12, 512, 2048, 8) | _TIED,
         {"attention_window": 256, "num_clusters": 32},
-        transformer_lm.base_lm_architecture,
+        base.base_lm_architecture,
     ),
     # of Llama's form, 6 million parameters without the words
     llama=(
@@ -234,11 +233,8 @@ options.register_sizes(
         {"norm": "rms", "biases": "none", "activation_fn": "swiglu", "positions": "rotary"},
         {"no_scale_embedding": True, "attention": "window*3,gated"},
         _sinks,
-        transformer_lm.base_lm_architecture,
+        base.base_lm_architecture,
     ),
     # fairseq's transformer_lm_wiki103, for contexts of 3,072 words (K = 2 N / W)
-    wiki103=(
-        {"attention_window": 256, "num_clusters": 24},
-        transformer_lm.transformer_lm_baevski_wiki103,
-    ),
+    wiki103=({"attention_window": 256, "num_clusters": 24}, base.transformer_lm_baevski_wiki103),
 )

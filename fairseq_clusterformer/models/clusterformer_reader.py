@@ -188,8 +188,5 @@ options.register_sizes(
     pretrained=_of_folder,
     base={},  # RoBERTa-base's, as the options have them; clusters as far up as in "large"
     # CF20 section 4.2: RoBERTa-large's, two layers across windows
-    large=(
-        sized("encoder", 24, 1024, 4096, 16),
-        {"cluster_layers": "15,20", "num_clusters": 512},
-    ),
+    large=(sized("encoder", 24, 1024, 4096, 16), {"cluster_layers": "15,20", "num_clusters": 512}),
 )

@@ -72,10 +72,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     ``separate_documents`` an end-of-sentence symbol begins a document of its own, which sees
     nothing of those before; positions start again."""
 
-    def __init__(
-        self, *args, separate_documents: bool = False, output_bias: bool = False, **kwargs
-    ):
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args, separate_documents: bool = False, output_bias: bool = False, **how):
+        super().__init__(*args, **how)
         self.separate_documents = separate_documents
         if output_bias:
             if self.output_projection is None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq_clusterformer.data.subwords import TOKENIZER, Subwords
 from fairseq_clusterformer.errors import check_no_pipes, first_line, read_json, refused
-from fairseq_clusterformer.families import ENCODERS, FAMILIES
+from fairseq_clusterformer.families import ENCODERS, FAMILIES, State
 
 from .checkpoints import CheckpointError, check_words, read_checkpoint, renamed, unfit
 from .options import flag, set_defaults
@@ -60,12 +60,7 @@ def load_pretrained(
 
 
 def start_from(
-    model: nn.Module,
-    option: str,
-    path: str,
-    loaded: dict[str, Tensor],
-    anew: Iterable[str],
-    allowed: str,
+    model: nn.Module, option: str, path: str, loaded: State, anew: Iterable[str], allowed: str
 ) -> None:
     """Start from the tensors of a checkpoint, but for those that may start anew. Raises
     CheckpointError: a file that does not fit; it names the option and what is allowed."""
@@ -76,9 +71,7 @@ def start_from(
         raise unfit(option, path, f"it does not fit the model: {error}", allowed) from None
 
 
-def _of_checkpoint(
-    model: nn.Module, path: str, option: str
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _of_checkpoint(model: nn.Module, path: str, option: str) -> tuple[State, tuple[str, ...]]:
     """What a model takes of a checkpoint, of its head what ``pretrained_parts`` names, and what
     the checkpoint may lack."""
     given, mine = read_checkpoint(option, path)["model"], model.state_dict()
@@ -107,9 +100,7 @@ def _of_checkpoint(
     return loaded, _OURS if is_roberta else ()
 
 
-def _of_folder(
-    model: nn.Module, folder: str, option: str, numbers: Tensor | None
-) -> dict[str, Tensor]:
+def _of_folder(model: nn.Module, folder: str, option: str, numbers: Tensor | None) -> State:
     mine, words = model.state_dict(), model.encoder.dictionary
     found, config = folder_tensors(folder, option, words, model.args, numbers)
     tied = getattr(config, "tie_word_embeddings", True)
@@ -130,7 +121,7 @@ def _of_folder(
 
 def folder_tensors(
     folder: str, option: str, words: Dictionary, args: Any, numbers: Tensor | None = None
-) -> tuple[dict[str, Tensor], Namespace]:
+) -> tuple[State, Namespace]:
     """A folder's tensors by our names, with the rows of our words, and its configuration, which
     must be as ``args`` says. Token types, "encoder.embed_types.weight" [1 or 2, D], are 0 where it
     has none. Takes ``numbers`` and raises as :func:`load_pretrained` does."""
@@ -197,11 +188,11 @@ def _numbers(symbols: list[str], path: Path, option: str) -> Tensor:
     return torch.tensor([theirs[symbol] for symbol in symbols])
 
 
-def _tensors(path: Path, option: str) -> dict[str, Tensor]:
+def _tensors(path: Path, option: str) -> State:
     """All tensors of the folder, in float32; old names of layer norms are renamed."""
     from safetensors.torch import load_file
 
-    found: dict[str, Tensor] = {}
+    found: State = {}
     try:
         for file in sorted(path.glob("model*.safetensors")):
             found |= load_file(file)
