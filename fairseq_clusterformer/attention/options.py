@@ -43,12 +43,7 @@ class OptionError(ValueError):
 
 
 def option(
-    default: Any,
-    help: str,
-    *,
-    flag: str | None = None,
-    on: Mapping[str, Any] | None = None,
-    **limits: Any,
+    default: Any, help: str, *, flag: str | None = None, on: Mapping | None = None, **limits: Any
 ) -> Any:
     """A field of a dataclass of options.
 

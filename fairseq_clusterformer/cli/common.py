@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
@@ -268,11 +268,7 @@ WORKERS = ("--workers N", "processes (default: one for each core)")
 
 
 def files_of_splits(
-    options: dict,
-    found: Mapping[str, list[Path]],
-    source: Path | None,
-    patterns: Sequence[str],
-    option: str = "--source",
+    options: dict, found: Files, source: Path | None, patterns: Sequence[str], option="--source"
 ) -> Files:
     """Take out the files of each split, or take those found in a source; UserError: no file."""
     splits = {split: options.pop(split) or found.get(split) for split in SPLITS}

@@ -189,13 +189,7 @@ class StructureHeads(nn.Module):
         elif not (self.told or self.had_candidates):
             logger.warning("this reader was never trained on candidates: its choices are random")
             self.told = True
-        return AnswerLogits(
-            *spans.unbind(-1),
-            paragraph=paragraph,
-            type=of_types,
-            sentences=sentences,
-            candidates=candidates,
-        )
+        return AnswerLogits(*spans.unbind(-1), paragraph, of_types, sentences, candidates)
 
 
 def _chosen(logits: Tensor, chosen: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
         "inner_states", the input and each layer's output, and "reports", what
         :func:`~fairseq_clusterformer.clustering.summary` takes."""
-        encoder, encoder_padding_mask = (
+        encoder, padding_mask = (
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")
         )
@@ -175,12 +175,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         inner_states = [x]
         for i, layer in enumerate(self.layers):
             x, layer_weights, *fields = layer(
-                x,
-                encoder,
-                encoder_padding_mask,
-                incremental_state,
-                batch=batch,
-                need_attn=i == alignment_layer,
+                x, encoder, padding_mask, incremental_state, batch, need_attn=i == alignment_layer
             )
             inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:

@@ -20,6 +20,8 @@ from fairseq_clusterformer.moved import check_corpus
 from .. import common
 from ..common import Parser, add_dest, prepare_folder
 
+Known = Mapping[str, build.QuestionCorpus]  # by their names
+
 _OWN = """Prepare your own questions, in the folder DEST.
 
 SOURCE is a file, or a folder with files whose names contain train, valid (or dev) and test. A file
@@ -86,9 +88,7 @@ def _splits(
     return splits, {s: share for s, share in shares.items() if share and s not in splits}
 
 
-def _prepare(
-    known: Mapping[str, build.QuestionCorpus], corpus: str, source: Path | None, **options
-) -> dict | None:
+def _prepare(known: Known, corpus: str, source: Path | None, **options) -> dict | None:
     how = {name: options.pop(name) for name in ("dest", "titles", "workers", "force")}
     seed = options.pop("seed")
     used = known.get(corpus) or build.QuestionCorpus(readers.own_questions)
@@ -119,11 +119,7 @@ def _prepare(
 
 
 def prepare_known(
-    prog: str,
-    about: str,
-    known: Mapping[str, build.QuestionCorpus],
-    arguments: Sequence[str],
-    own: bool = False,
+    prog: str, about: str, known: Known, arguments: Sequence[str], own: bool = False
 ) -> int:
     """Run a command that prepares corpora of a table, and a user's own; return its status."""
     parser = Parser(prog=prog, description=about)
