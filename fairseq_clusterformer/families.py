@@ -133,9 +133,7 @@ _BERT = Family(
     names={
         "embeddings.LayerNorm.": "encoder.layernorm_embedding.",
         "encoder.layer.": "encoder.layers.",
-        ".attention.self.query.": ".self_attn.q_proj.",
-        ".attention.self.key.": ".self_attn.k_proj.",
-        ".attention.self.value.": ".self_attn.v_proj.",
+        **{f".attention.self.{x}.": f".self_attn.{x[0]}_proj." for x in ("query", "key", "value")},
         ".attention.output.dense.": ".self_attn.out_proj.",
         ".attention.output.LayerNorm.": ".self_attn_layer_norm.",
         ".intermediate.dense.": ".fc1.",
@@ -180,10 +178,7 @@ _DISTILBERT = replace(
     names=_BERT.names
     | {
         "transformer.layer.": "encoder.layers.",
-        ".attention.q_lin.": ".self_attn.q_proj.",
-        ".attention.k_lin.": ".self_attn.k_proj.",
-        ".attention.v_lin.": ".self_attn.v_proj.",
-        ".attention.out_lin.": ".self_attn.out_proj.",
+        **{f".attention.{x}_lin.": f".self_attn.{x}_proj." for x in ("q", "k", "v", "out")},
         ".sa_layer_norm.": ".self_attn_layer_norm.",
         ".ffn.lin1.": ".fc1.",
         ".ffn.lin2.": ".fc2.",

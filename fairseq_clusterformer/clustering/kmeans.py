@@ -164,8 +164,7 @@ def kmeans(
     cluster.
 
     Args:
-        vectors: float32 [n, D], n >= K, on the CPU.
-        spherical: nearest by cosine; vectors are of length 1 then, and so are the centroids.
+        vectors: float32 [n, D], n >= K, on the CPU; of length 1 if ``spherical``, by cosine.
         iterations: of each of ``redos`` runs, of which the best by its loss is kept.
         start: centroids to begin with, float32 [K, D]; None: vectors drawn by the seed.
     """

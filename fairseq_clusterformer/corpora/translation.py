@@ -1,8 +1,6 @@
-"""From a corpus of pairs to the folder that fairseq's ``translation`` task reads.
-
-There are stages, each from files to files: pairs are tokenised, split and cleaned; subwords are
-learned; they are applied; the result is binarised.
-"""
+"""From a corpus of pairs to the folder that fairseq's ``translation`` task reads, in stages from
+files to files: pairs are tokenised, split and cleaned; subwords are learned; they are applied; the
+result is binarised."""
 
 import contextlib
 import functools

@@ -24,16 +24,13 @@ def framed(question: Tensor, dictionary: Dictionary, max_positions: int) -> Tens
 
 class QuestionDataset(BySize):
     """Samples of a question, its document and the right answers; long documents lose their end.
+    ``cuts`` is what is not read, in numbers of documents and questions by what it is.
 
     Args:
         data, split: questions of a split, and its name, which is in each batch.
         max_positions: tokens of a document, whose number is the sample's size.
         max_question_positions: tokens of a question, with ``<s>`` and ``</s>``.
-        structure: what batches have of the documents' structure, see etc/reader.py; None:
-            nothing.
-
-    Attributes:
-        cuts: what is not read, in numbers of documents and questions by what it is.
+        structure: what batches have of a document's, see etc/reader.py; None: nothing.
     """
 
     def __init__(

@@ -1,8 +1,6 @@
-"""Files of every form as paragraphs: what a file is, and which library reads it.
-
-A file's first bytes say what it is, and its ending where they do not. A form that cannot be read
-is named; nothing is read as text that is none.
-"""
+"""Files of every form as paragraphs, and which library reads each. A file's first bytes say what
+it is, and its ending where they do not. A form that cannot be read is named; nothing is read as
+text that is none."""
 
 import codecs
 import email

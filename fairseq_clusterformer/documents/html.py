@@ -1,7 +1,5 @@
-"""HTML as paragraphs, as browsers show it, but for menus and the readings of ruby.
-
-Block elements divide them, and so do two line ends (``<br><br>``) and blank lines in ``<pre>``.
-"""
+"""HTML as paragraphs, as browsers show it, but for menus and the readings of ruby. Block elements
+divide them, and so do two line ends (``<br><br>``) and blank lines in ``<pre>``."""
 
 import re
 from collections.abc import Iterator

@@ -119,11 +119,9 @@ class Reader(Pretrained):
         there is one: if not, it holds a few guesses. Raises UserError: a question that cannot be
         asked, a file that cannot be read, or candidates, and a reader that does not take them.
 
-        Args:
-            documents: one or several; a string is a text itself, a `Path` is a file or a folder;
-                or what `index` returned.
-            candidates: of which one is the answer; none: any piece of the documents may be.
-        """
+        Of `documents`, one or several, a string is a text itself, a `Path` is a file or a folder;
+        or they are what `index` returned. One of the `candidates` is the answer; where there are
+        none, any piece of the documents may be."""
         return self.ask(question, self.index(documents), top, candidates=candidates)
 
     def ask(

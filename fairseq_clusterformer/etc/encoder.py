@@ -106,9 +106,7 @@ class ETCLayer(nn.Module):
         self.activation_dropout = nn.Dropout(args.activation_dropout)
         self.before = args.encoder_normalize_before
 
-    def forward(
-        self, x_global: Tensor, x_long: Tensor, structure: Structure
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x_global: Tensor, x_long: Tensor, structure: Structure) -> Streams:
         """[B, G, D] and [B, N, D] to the same."""
         streams = [x_global, x_long]
         for norms in (self.attention_norms, self.final_norms):
@@ -122,7 +120,7 @@ class ETCLayer(nn.Module):
             streams = [x + self.dropout(change) for x, change in pairs]
             if not self.before:
                 streams = _normed(norms, streams)
-        return tuple(streams)
+        return Streams(*streams)
 
 
 def _normed(norms: Iterable[nn.Module], streams: Iterable[Tensor]) -> list[Tensor]:

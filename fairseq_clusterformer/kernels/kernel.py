@@ -203,9 +203,7 @@ class Kernel(Protocol):
     #: returns the gradients of a call, from those of the output and of the log-sum-exp (None: it
     #: has none) of the carry of all calls, and from that; those of q, k and v that are given last
     #: are added, and may be overwritten. None: autograd follows ``forward``.
-    backward: (
-        Callable[[Call, Tensor, Tensor | None, Carry, Sequence[Tensor] | None], Gradients] | None
-    )
+    backward: Callable[[Call, Tensor, Tensor | None, Carry, Sequence | None], Gradients] | None
 
 
 class OneByOne(Kernel):
@@ -284,9 +282,7 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([(a * b).sum(-1) for a, b in heads], dim=1)
 
 
-def _of_own(
-    call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_own(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> tuple[Tensor, ...]:
     """Gradients of q, k and v."""
     own, tensors = call.own, (*call[:3], d_out, carry.out)
     if own.hidden is not None:  # what is not seen may be NaN

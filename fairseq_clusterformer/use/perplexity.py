@@ -136,12 +136,12 @@ def compare(
     most: int | None = None,
     breakdown: "Breakdown | None" = None,
 ) -> dict[str, float]:
-    """Score each block on its own, in one pass and step by step. Returns bits per token,
-    perplexities, and the largest difference of a log-probability between these two; of a stream
-    also the bytes that are kept. Raises UserError: see `stream_of`.
+    """Score each block on its own, in one pass and step by step, by a language model of fairseq in
+    evaluation mode. Returns bits per token, perplexities, and the largest difference of a
+    log-probability between these two; of a stream also the bytes that are kept. Raises UserError:
+    see `stream_of`.
 
     Args:
-        model: a language model of fairseq, in evaluation mode.
         stepwise: go step by step as well, which takes longer; where later tokens change earlier
             outputs, every prefix is read anew instead.
         streamed: read the blocks also as one text, see `stream_of`.
@@ -232,13 +232,8 @@ class Breakdown:
     A repeat is a token that a model can only know from the text before. On bytes, these are the
     letters of an identifier that stood before, once no other one of the text so far begins alike;
     on pieces and words, the second token of a pair that stood before (Arora et al., Zoology, 2023,
-    section 3). What training holds often is left out: a model knows it by heart.
-
-    Args:
-        coding: of the tokens.
-        training: items of the training set, int64 [N] each; none: everything is rare.
-        rare: what training holds more often is no repeat.
-    """
+    section 3). What ``training``, items int64 [N] (none: all is rare), holds more often than
+    ``rare`` is left out: a model knows it by heart."""
 
     def __init__(self, coding: TextCoding, training: Iterable[Tensor] = (), rare: int = RARE):
         self.coding, self.of_bytes, self.rare = coding, coding.unit == "byte", rare
