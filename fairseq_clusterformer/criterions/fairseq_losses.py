@@ -21,7 +21,7 @@ LOGITS, TOKENS = 1 << 20, 512  # of a chunk: about so many logits, and no fewer 
 
 
 def cross_entropy_in_chunks(
-    features: Tensor, output: nn.Linear, target: Tensor, *, ignore_index: int, smoothing: float
+    features: Tensor, output: nn.Linear, target: Tensor, *, ignore_index: int, smoothing: float = 0
 ) -> tuple[Tensor, Tensor]:
     """Sums over tokens of the loss and, without a gradient, of the negative log-likelihood: those
     of fairseq's ``label_smoothed_nll_loss``, in float32 at least; of features [..., D], of any
