@@ -1,7 +1,6 @@
 """What may happen to queries, keys and values between their projections and the attention. Shape
 letters: C channels."""
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,12 +17,7 @@ class Rotary(NamedTuple):
 
     #: a pair of channels (i, i + E / 2) is turned by ``base ** (-2 i / E)`` a token
     base: float = 10_000.0
-    #: for texts longer than the first ones of a training, as in Llama 3: factor, low and high, and
-    #: tokens of those first texts. A pair that turns less than ``low`` times in them turns slower
-    #: by the factor, one that turns more than ``high`` times as before, and those between in
-    #: proportion. None: all as before
-    scaling: tuple[float, float, float, float] | None = None
-    rates: tuple[float, ...] = ()  # what each pair's turn is multiplied by, E / 2 numbers; (): 1
+    rates: tuple[float, ...] = ()  # which each pair's is multiplied by, E / 2; (): none is
     sharpness: float = 1.0  # what queries are multiplied by, as in YaRN (Peng et al. 2023)
 
     def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
@@ -31,10 +25,6 @@ class Rotary(NamedTuple):
         for float32 knows an angle of millions to a tenth only."""
         place = torch.arange(half, device=positions.device, dtype=torch.float64)
         rate = self.base ** (-place / half)
-        if self.scaling is not None:
-            factor, low, high, length = self.scaling
-            kept = ((length * rate / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-            rate = rate * (kept + (1 - kept) / factor)
         if self.rates:
             rate = rate * rate.new_tensor(self.rates)
         angle = positions[:, None, :, None] * rate

@@ -1,5 +1,6 @@
 """Options of the attention, which all architectures share."""
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -278,10 +279,14 @@ def _rotary(args: Namespace, pairs: int) -> Rotary | None:
         sharpness, is_table, numbers = text.rpartition(":")
         numbers = tuple(map(float, numbers.split(",")))
         if is_table and is_rotary and len(numbers) == pairs and min(numbers) > 0:
-            return Rotary(base, None, numbers, float(sharpness))
+            return Rotary(base, numbers, float(sharpness))
         factor, low, high, tokens = numbers
         if not is_table and is_rotary and factor >= 1 and 0 < low < high and tokens > 0:
-            return Rotary(base, numbers)
+            # pairs that turn less than LOW times in so many tokens turn slower by the factor, more
+            # than HIGH times as before, and those between in proportion
+            turns = (tokens / (2 * math.pi) * base ** (-pair / pairs) for pair in range(pairs))
+            kept = (min(max((times - low) / (high - low), 0), 1) for times in turns)
+            return Rotary(base, tuple(share + (1 - share) / factor for share in kept))
     allowed = "with --positions rotary, FACTOR,LOW,HIGH,TOKENS as of Llama 3, such as 8,1,4,8192, "
     allowed += f"or SHARPNESS:RATE,RATE and so on, {pairs} rates of pairs of channels"
     raise refused("--rotary-scaling", text, allowed)

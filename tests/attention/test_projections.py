@@ -33,15 +33,12 @@ class TestPositions:
             turned *= complex(math.cos(angle), math.sin(angle))
             assert complex(out[b, h, n, i], out[b, h, n, i + 3]) == pytest.approx(turned, abs=2e-4)
 
-    def test_scaling_slows_what_turns_slowly(self):
-        """As Llama 3 has it: of pairs that turn 31.8, 3.18, 0.32 and 0.03 times in 200 tokens, the
-        first as before, the last two by the factor, and the second in between."""
+    def test_rates_slow_each_pair(self):
         x, place = torch.randn(1, 1, 9, 8, dtype=torch.float64), torch.arange(9).unsqueeze(0)
-        found = rotated(x, place, Rotary(scaling=(4.0, 1.0, 4.0, 200.0)))
-        kept = (200 / (2 * math.pi * 10) - 1) / 3
-        rates = torch.tensor([1.0, 0.1 * (kept + (1 - kept) / 4), 0.01 / 4, 0.001 / 4])
+        found = rotated(x, place, Rotary(rates=(1.0, 0.5, 0.25, 0.25)))
+        rates = torch.tensor([1.0, 0.05, 0.0025, 0.00025]).double()
         a, b = x.chunk(2, dim=-1)
-        turned = torch.complex(a, b) * torch.exp(1j * place[0, :, None] * rates.double())
+        turned = torch.complex(a, b) * torch.exp(1j * place[0, :, None] * rates)
         expected = torch.cat([turned.real, turned.imag], dim=-1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
