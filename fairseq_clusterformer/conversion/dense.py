@@ -69,9 +69,9 @@ def read(folder: Path, data: Path) -> Loaded:
     numbers = TEXTS[family.text](folder, data, config)
     if family.text == "tokenizer":
         ends = theirs.generation_config.eos_token_id
-        ends = [numbers.index(end) for end in (ends if isinstance(ends, list) else [ends])]
+        ends = set(ends if isinstance(ends, list) else [ends])
         options["text_begin"] = "" if first_of(folder) is None else "</s>"
-        options["text_ends"] = ",".join(map(str, ends))
+        options["text_ends"] = ",".join(str(i) for i, end in enumerate(numbers) if end in ends)
     sizes = {"vocab_size": len(numbers), "max_position_embeddings": most}
     described = ClusterformerConfig(architecture=family.architecture, options=options, **sizes)
     model = build_model(described)
