@@ -54,16 +54,15 @@ def attend(
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
     results, how = [], {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if rule.index:
-        qkv, (*layouts,), own = calls[0]
+        qkv, layouts, own = calls[0]
         qkv, number = qkv.repeated(), len(sight.ranges)
+        ranges, layouts = layouts[:number], layouts[number:]
         v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
-        given = layouts[:number], rule.index, seen.tokens.impl
-        values, lse, least = largest(qkv.q, qkv.k, v, *given)
+        values, lse, least = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
         if values is None:
-            layouts[:number] = [replace(one, least=least) for one in layouts[:number]]
+            layouts = [*(replace(one, least=least) for one in ranges), *layouts]
         else:
             results.append((values[:, :, past:], lse[..., past:]))
-            layouts = layouts[number:]
         calls[0] = qkv, layouts, own
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
@@ -128,19 +127,14 @@ def _behind(
 ) -> Stores:
     text, near, entries = seen.text, None, _entries(heads, seen.assignment)
     if rule.index:
-        lists = stores.lists or Lists.empty(entries, text.rings[:, :, 0], rule.clusters)
-        mask, rings = text.tokens.padding_mask, text.rings[:, :, 0, text.past :]
-        rings = rings if mask is None else rings.masked_fill(mask.unsqueeze(1), rule.clusters)
-        lists.store(entries, rings, seen.tokens.positions, seen.tokens.padding_mask)
+        rings = text.rings[:, :, 0, text.past :]
+        lists = stores.lists or Lists.empty(entries, rings, rule.clusters)
+        lists.store(entries, rings, seen.tokens, rule.sinks)
         return Stores(seen.assigned, lists, others=others)
     sinks = _sinks(entries, seen.tokens, rule, stores)
     if text.past:
         entries = torch.cat([text.kept, entries], dim=2)
-    rings = text.rings
-    if rings is None:
-        shape = len(entries), 1, 1, text.length
-        rings = torch.zeros(shape, dtype=torch.long, device=entries.device)
-    keys = Keys(entries, rings, text.batch.padding_mask)
+    keys = Keys(entries, text.rings, text.batch.padding_mask)
     if rule.gap > 1:
         near, waiting = Near.of(keys, rule.gap - 1)
         hidden = waiting if keys.hidden is None else keys.hidden | waiting
@@ -172,16 +166,9 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     if rule.drops_keys or gap > 1 or mask is not None or tokens.begins is not None:
         rings.seen = rings.given  # not all are given the same tokens from now on
     stores = replace(stores, assigned=seen.assigned, rings=rings, near=near)
-    if (in_cpp := _in_cpp(heads, seen, behind, rule, stores, rings.kept)) is not None:
-        given, others = in_cpp
-        given |= {"entry": entries, "rings": rule.clusters, "read": read, "written": written}
-        given |= {"kept": rings.kept, "seen": rings.given}
-        rings.steps += 1  # it stores the token
-        if gap > 0:
-            given |= {"own": True, "own_bias": rule.own_bias}
-        if near is not None:
-            given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
-        return cpu.step(heads.q, **given), replace(stores, others=others)
+    given = {"entry": entries, "kept": rings.kept, "read": read, "written": written}
+    if (in_cpp := _in_cpp(heads, seen, behind, rule, stores, given)) is not None:
+        return in_cpp
 
     def store() -> None:
         new = entries.unflatten(1, (groups, -1)).transpose(2, 3)  # [B, G, 1, J / G, C]
@@ -201,12 +188,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
     some = gap == 0 and not any(found.keys is not None for found in rounds)
     biased = assignment.key_bias is not None
     visible = [rings.look(read, assignment.latest)._replace(some=some, biased=biased)]
-    if gap > 0:  # its own
-        hidden = tokens.padding_mask
-        if hidden is not None:
-            hidden = hidden.view(-1, 1, 1, 1).expand(-1, groups, -1, -1)
-        own = Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
-        visible.append(own)
+    if gap > 0:
+        visible.append(_own(entries, tokens, rule))
     if near is not None:
         visible.append(near.look(behind.before))
     if (sinks := _sinks(entries, tokens, rule, stores)) is not None:
@@ -217,12 +200,11 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
             of_sinks = torch.cat([rotated(k, beyond, heads.rotary), rest], dim=-1)
         slot = torch.arange(sinks.size(2), device=place.device)
         hidden = slot >= place if gap > 0 else slot > place  # itself, if nothing else shows it
-        hidden = hidden[:, None, None].expand(-1, groups, -1, -1)
-        visible.append(Entries(of_sinks.flatten(0, 1), hidden, some=gap == 0))
-    out = _softmax(heads.q, visible, joined=bool(seen.others))
+        of_sinks = of_sinks.flatten(0, 1)
+        visible.append(Entries(of_sinks, hidden[:, None, None], some=gap == 0))
+    out, others = _joined([_softmax(heads.q, visible, seen)], heads, seen, stores)
     if gap > 0:
         store()
-    out, others = _joined([out], heads, seen, stores)
     return out, replace(stores, sinks=sinks, others=others)
 
 
@@ -236,33 +218,32 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     if tokens.begins is not None:
         lists.latest = lists.latest.masked_fill(tokens.begins.unsqueeze(-1), -1)
     stores = replace(stores, assigned=seen.assigned, lists=lists)
-    if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, lists.entries)) is not None:
-        given, others = in_cpp
-        kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
-        given |= {"entry": entries, "kept": kept, "rings": rule.clusters}
-        given |= {"read": read.unsqueeze(2), "written": written}
-        given |= {"latest": lists.latest, "earlier": lists.before, "listed": lists.clusters}
-        given |= {"place": place, "index": rule.index, "gap": rule.gap, "own": True}
-        given |= {"number_of_sinks": rule.sinks, "own_bias": rule.own_bias}
-        lists.steps += 1  # it stores the token
-        return cpu.step(q, **given), replace(stores, others=others)
-    hidden = tokens.padding_mask
-    hidden = None if hidden is None else hidden.view(-1, 1, 1, 1)
-    own = Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
-    visible = [lists.look(q, read, rule.index, place - rule.gap), own]
-    visible.append(lists.near(rule.gap, rule.sinks, place))
-    out = _softmax(q, visible, joined=bool(seen.others))
-    written = written.masked_fill((place < rule.sinks).unsqueeze(1), rule.clusters)
-    lists.store(entries, written, place, tokens.padding_mask)
-    out, others = _joined([out], heads, seen, stores)
+    kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
+    given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
+    given |= {"latest": lists.latest, "earlier": lists.before, "listed": lists.clusters}
+    given |= {"place": place, "index": rule.index, "gap": rule.gap, "number_of_sinks": rule.sinks}
+    if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
+        return in_cpp
+    biased = seen.assignment.key_bias is not None
+    listed = lists.look(read, place - rule.gap)._replace(biased=biased, most=rule.index)
+    near = lists.near(rule.gap, rule.sinks, place)
+    visible = [listed, _own(entries, tokens, rule), near]
+    out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores)
+    lists.store(entries, written, tokens, rule.sinks)
     return out, replace(stores, others=others)
 
 
+def _own(entries: Tensor, tokens: Tokens, rule: Rule) -> Entries:
+    hidden = tokens.padding_mask
+    hidden = None if hidden is None else hidden.view(-1, 1, 1, 1)
+    return Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
+
+
 def _in_cpp(
-    heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores, kept: Tensor
-) -> tuple[dict[str, Any], tuple[Kept, ...]] | None:
-    """What the step in C++ is given of sinks and others, and what is kept of the others; None:
-    that step does not know all that the token sees. ``kept``: entries in rings or lists."""
+    heads: QKV, seen: Seen, behind: Tokens, rule: Rule, stores: Stores, given: dict[str, Any]
+) -> tuple[Tensor, Stores] | None:
+    """What :func:`_one` returns, by the step in C++, which is given this; None: it does not know
+    all that the token sees."""
     q, sinks, near = heads.q, stores.sinks, stores.near
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
@@ -270,27 +251,35 @@ def _in_cpp(
     no_sinks = rule.sinks and sinks is None and not rule.index
     if any(t is not None for t in special) or no_sinks:
         return None
-    kept = kept, sinks, None if near is None else near.kept
+    kept = given["kept"], sinks, None if near is None else near.kept
     if any(t is not None and t.dtype != q.dtype for t in kept):
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):
         return None
-    given, others = {} if sinks is None else {"sinks": sinks}, []
+    others = []
     for other, kept in zip(seen.others, stores.others or [None] * len(seen.others), strict=True):
         if (found := other.in_cpu_step(heads, kept)) is None:
             return None
         given |= found[0]
         others.append(found[1])
-    return given, tuple(others)
+    if sinks is not None:
+        given["sinks"] = sinks
+    if near is not None:
+        given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
+    if stores.rings is not None:
+        given["seen"] = stores.rings.given
+    (stores.rings or stores.lists).steps += 1  # it stores the token
+    given |= {"rings": rule.clusters, "own": rule.gap > 0, "own_bias": rule.own_bias}
+    return cpu.step(q, **given), replace(stores, others=tuple(others))
 
 
-def _softmax(q: Tensor, seen: Sequence[Entries], joined: bool) -> tuple[Tensor, Tensor | None]:
-    """Values [B, H, 1, E] that queries attend to, by one softmax over all that they see, and the
+def _softmax(q: Tensor, visible: Sequence[Entries], seen: Seen) -> tuple[Tensor, Tensor | None]:
+    """Values [B, H, 1, E] that queries attend to, by one softmax over all that is visible, and the
     log-sum-exp if they are joined with others."""
     batch, heads, _, width = q.shape
-    q = at_least_float32(q) / math.sqrt(width)
-    each, logits = [at_least_float32(part.entries) for part in seen], []
-    for part, entries in zip(seen, each, strict=True):
+    q, logits = at_least_float32(q) / math.sqrt(width), []
+    each, lowest = [at_least_float32(part.entries) for part in visible], torch.finfo(q.dtype).min
+    for part, entries in zip(visible, each, strict=True):
         asks = pad(q, (0, 1), value=1.0) if part.biased else q  # the bias is one more number
         # Heads that share keys stand side by side, as queries of one product.
         rows = asks.reshape(len(entries), -1, asks.size(-1))
@@ -300,15 +289,18 @@ def _softmax(q: Tensor, seen: Sequence[Entries], joined: bool) -> tuple[Tensor, 
         if part.hidden is not None:
             groups = part.hidden.size(1)
             by_group = found.view(batch, groups, heads // groups, found.size(-1))
-            by_group.masked_fill_(part.hidden, torch.finfo(found.dtype).min)
+            by_group.masked_fill_(part.hidden, lowest)
+        if part.most is not None and part.most < found.size(-1):
+            least = found.topk(part.most).values[..., -1:]
+            found.masked_fill_(found < least, lowest)
         logits.append(found.view(batch, heads, found.size(-1)))
     sizes, logits = [found.size(-1) for found in logits], torch.cat(logits, dim=-1)
     weights = torch.softmax(logits, dim=-1).split(sizes, dim=-1)
-    some, out = any(part.some or part.hidden is None for part in seen), 0.0
-    for part, entries, weight in zip(seen, each, weights, strict=True):
+    some, out = any(part.some or part.hidden is None for part in visible), 0.0
+    for part, entries, weight in zip(visible, each, weights, strict=True):
         if not some:  # where nothing is seen, all weights are alike
             hidden = part.hidden.expand(-1, -1, heads // part.hidden.size(1), -1)
             weight = weight.masked_fill(hidden.reshape(weight.shape), 0.0)
         rows = weight.reshape(len(entries), batch * heads // len(entries), weight.size(-1))
         out = out + torch.bmm(rows, entries[..., -width:]).view(batch, heads, 1, width)
-    return out, logits.logsumexp(-1, keepdim=True) if joined else None
+    return out, logits.logsumexp(-1, keepdim=True) if seen.others else None

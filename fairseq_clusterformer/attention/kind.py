@@ -92,9 +92,7 @@ class Text:
 
     tokens: Tokens  # the new ones; sinks among them count as padding
     rounds: tuple[Round, ...]  # clusters of T tokens, for each head
-    #: the clusters of keys as they are kept, K for none, int64 [B, G, L, T]; None: nothing is
-    #: kept, and all are in one
-    rings: Tensor | None
+    rings: Tensor  # the clusters of keys as they are kept, K for none, int64 [B, G, L, T]
     batch: Batch  # what stands in ranges: no padding, empty slot, or sink
     sinks: Batch  # what sinks are counted among: no padding, or kept key but a sink
     kept: Tensor | None = None  # [B, J, M, C]; None: M is 0
@@ -321,15 +319,16 @@ class Kind(nn.Module, ABC):
         self, tokens: Tokens, behind: Tokens, new: tuple[Round, ...], stores: Stores | None
     ) -> Text:
         """The text that new tokens see; ``behind`` are those without sinks."""
-        rings = torch.stack([found.of_keys for found in new], dim=2) if new else None
+        (batch, length), masks = tokens.x.shape[:2], []
+        rings = tokens.positions.new_zeros(()).expand(batch, 1, 1, length)  # all are in one
+        if new:
+            rings = torch.stack([found.of_keys for found in new], dim=2)
         kept = None if stores is None else stores.keys(tokens.before, behind.before)
         if kept is None:
             rounds = tuple(found.for_each_head() for found in new)
             return Text(behind, rounds, rings, behind.batch, tokens.batch)
         (entries, old, hidden), no_sink = kept
-        past, length, masks = entries.size(2), tokens.x.size(1), []
-        rings = old.new_zeros(*old.shape[:3], length) if rings is None else rings
-        rings, rounds = torch.cat([old, rings], dim=-1), []
+        past, rings, rounds = entries.size(2), torch.cat([old, rings], dim=-1), []
         for found, keys in zip(new, rings.unbind(2), strict=False):
             clusters = (pad(q, (past, 0), value=self.rule.clusters) for q in found.queries)
             rounds.append(Round(tuple(clusters), keys).for_each_head())

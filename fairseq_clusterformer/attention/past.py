@@ -17,8 +17,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import sort_by_cluster
-from ..precision import at_least_float32
-from .tokens import any_padding, for_each
+from .tokens import Tokens, any_padding, for_each
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows
 
@@ -62,6 +61,7 @@ class Entries(NamedTuple):
     some: bool = False  # it sees one of them at least
     biased: bool = False  # whether the bias of an entry, which follows its key, counts
     bias: float = 0.0  # of each
+    most: int | None = None  # only so many of the largest logits are seen
 
 
 class Keys(NamedTuple):
@@ -209,8 +209,7 @@ class Near(Kept):
 
     def look(self, before: Tensor) -> Entries:
         """What a query sees; biases of keys do not count while they are near."""
-        hidden = self._hidden(before)[:, None, None].expand(-1, self.kept.size(1), -1, -1)
-        return Entries(self.kept.flatten(0, 2), hidden)
+        return Entries(self.kept.flatten(0, 2), self._hidden(before)[:, None, None])
 
     def push(
         self, new: Tensor, written: Tensor, before: Tensor, padding_mask: Tensor | None
@@ -277,16 +276,16 @@ class Lists(Kept):
             self.entries = pad(self.entries, (0, 0, 0, more))
             self.clusters, self.before = (pad(t, (0, more)) for t in (self.clusters, self.before))
 
-    def store(self, entries: Tensor, rings: Tensor, place: Tensor, mask: Tensor | None) -> None:
-        """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], at their places in documents [1
-        or B, N]; but no padding, bool [B, N]."""
+    def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
+        """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""
         self.open(rings.size(-1))
         self.steps += rings.size(-1)
-        place = place.expand(len(rings), -1)
+        place, mask = tokens.positions.expand(len(rings), -1), tokens.padding_mask
+        in_none = place < sinks
         if mask is not None:
-            place = place.masked_fill(mask, self.entries.size(2) - 1)
-            rings = rings.masked_fill(mask.unsqueeze(1), self.latest.size(-1) - 1)
+            place, in_none = place.masked_fill(mask, self.entries.size(2) - 1), in_none | mask
             entries = entries.masked_fill(mask[:, None, :, None], 0.0)
+        rings = rings.masked_fill(in_none.unsqueeze(1), self.latest.size(-1) - 1)
         slot = place.unsqueeze(1).expand_as(rings)
         order, _ = sort_by_cluster(rings.contiguous(), self.latest.size(-1))
         of_list, slots = rings.gather(-1, order), slot.gather(-1, order)
@@ -299,29 +298,13 @@ class Lists(Kept):
             self.entries = self.entries.clone()
         self.entries.scatter_(2, place[:, None, :, None].expand_as(entries), entries)
 
-    def look(self, q: Tensor, read: Tensor, number: int, latest: Tensor) -> Entries:
-        """Of lists int64 [B, Q, P], up to a slot [B, 1], the keys of the largest logits that
-        queries [B, H, 1, E] have."""
-        slot = torch.arange(self.steps, device=q.device)
+    def look(self, read: Tensor, latest: Tensor) -> Entries:
+        """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""
+        slot = torch.arange(self.steps, device=read.device)
         of_keys = for_each(read, self.clusters[..., : self.steps])
         listed = (of_keys.unsqueeze(-2) == read.unsqueeze(-1)).any(-2)
         listed = listed & (slot <= latest).unsqueeze(1)
-        most = int(listed.sum(-1).max())
-        listed, at = listed.byte().topk(most)  # of lists that have fewer keys, some others
-        if at.size(1) < self.entries.size(1):  # heads that share lists
-            listed, at = (for_each(self.entries, t) for t in (listed, at))
-        found = for_each(at, self.entries)
-        found = found.gather(2, at.unsqueeze(-1).expand(*at.shape, found.size(-1)))
-        asks, hidden = q.squeeze(2), for_each(q, listed) == 0
-        biased = found.size(-1) > 2 * q.size(-1)
-        if biased:
-            asks = pad(asks, (0, 1), value=q.size(-1) ** 0.5)
-        asks = at_least_float32(asks).unflatten(1, (at.size(1), -1))
-        logits = (asks @ at_least_float32(found[..., : asks.size(-1)]).mT).flatten(1, 2)
-        if most > number:
-            logits = logits.masked_fill(hidden, -torch.inf)
-            hidden = hidden | (logits < logits.topk(number).values[..., -1:])
-        return Entries(found.flatten(0, 1), hidden.unsqueeze(2), biased=biased)
+        return Entries(self.entries[:, :, : self.steps].flatten(0, 1), ~listed.unsqueeze(2))
 
     def near(self, gap: int, sinks: int, place: Tensor) -> Entries:
         """What a query at a place [B, 1] sees by position."""

@@ -72,23 +72,20 @@ def summary(reports: dict[str, list[Report]]) -> dict[str, Tensor] | None:
     Returns float32 scalars: each of ``LOSSES``, a mean over the layers that have it, so that its
     weight means the same at any depth; ``cluster_`` and each field of :class:`ClusterUse`, means
     too; and ``SIDE_cluster_effective`` of each side that clusters, such as "encoder"."""
-    uses: dict[str, list[ClusterUse]] = {}
-    losses: dict[str, list[Tensor]] = {name: [] for name in LOSSES}
-    for side, layers in reports.items():
-        for report in layers:
-            if report.cluster_sizes is not None:
-                use = cluster_use(report.cluster_sizes.detach())
-                uses.setdefault(side, []).append(use)
-                for name, known in losses.items():
-                    known += [loss for loss in [getattr(report, name)] if loss is not None]
-    if not uses:
+    clustered = [
+        (side, report, cluster_use(report.cluster_sizes.detach()))
+        for side, layers in reports.items()
+        for report in layers
+        if report.cluster_sizes is not None
+    ]
+    if not clustered:
         return None
-    zero = use.entropy.new_zeros(())
-    found = {name: torch.stack(known or [zero]).mean() for name, known in losses.items()}
-    everywhere = zip(*(use for of_side in uses.values() for use in of_side), strict=True)
-    for name, values in zip(ClusterUse._fields, everywhere, strict=True):
-        found[f"cluster_{name}"] = torch.stack(values).mean()
-    for side, of_side in uses.items():
-        effective = [use.effective for use in of_side]
-        found[f"{side}_cluster_effective"] = torch.stack(effective).mean()
-    return found
+    values: dict[str, list[Tensor]] = {name: [] for name in LOSSES}
+    for side, report, use in clustered:
+        of_report = {name: getattr(report, name) for name in LOSSES}
+        of_report |= {f"cluster_{name}": value for name, value in use._asdict().items()}
+        of_report[f"{side}_cluster_effective"] = use.effective
+        for name, value in of_report.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    zero = [use.entropy.new_zeros(())]
+    return {name: torch.stack(of_layers or zero).mean() for name, of_layers in values.items()}

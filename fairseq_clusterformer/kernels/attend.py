@@ -24,6 +24,7 @@ KERNELS: dict[str, Kernel] = {
     "triton": Triton(),
     "cpu": Cpu(),
 }
+_warn = cache(logger.warning)  # once
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an obstacle
 
 
@@ -35,18 +36,13 @@ def chosen(impl: str, q: Tensor) -> str:
         impl = FASTEST.get(q.device.type, "blocks")
         if (found := KERNELS[impl].obstacle(q)) is None:
             return impl
-        _warn(found[0])
+        _warn("%s; blocks takes its place", found[0])
         return "blocks"
     if impl not in KERNELS:
         raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(KERNELS)}")
     if (found := KERNELS[impl].obstacle(q)) is not None:
         raise ValueError("; ".join(found))
     return impl
-
-
-@cache
-def _warn(problem: str) -> None:
-    logger.warning("%s; blocks takes its place", problem)
 
 
 def ranged_attention(
@@ -139,14 +135,14 @@ def largest(
     without gradients (None: no v is given, or the kernel attends by layouts); and the ``least`` of
     :class:`Layout` that hides all other keys, -inf where there are none. What rounding could
     confuse with the last of them is seen, too."""
-    q, k, bias = at_least_float32(q), at_least_float32(k), layouts[0].key_bias
+    q, k = at_least_float32(q), at_least_float32(k)
     slack = torch.finfo(q.dtype).eps ** 0.75
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
-        return of_cpu.index(q, k, v, bias, layouts, number, slack)
+        return of_cpu.index(q, k, v, layouts, number, slack)
     with autocast_off(q):
         found = None
         for layout in layouts:
-            call = Call(q, k, k, bias, None, layout, 0.0)
+            call = Call(q, k, k, layout.key_bias, None, layout, 0.0)
             validate(call)
             of_call = best(call, number + 1)
             both = of_call if found is None else torch.cat([found, of_call], dim=-1)

@@ -76,37 +76,27 @@ class Cpu(Kernel):
 
 
 def index(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    key_bias: Tensor | None,
-    layouts: Sequence[Layout],
-    number: int,
-    slack: float,
+    q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, slack: float
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Of the keys in ranges of all layouts, whose keys are in one order, the ``number`` of largest
-    logits: values [B, H, N, E] and their log-sum-exp [B, H, N], without v none; and what hides all
-    others [B, H, N], which lies between the last logit and the next, lowered by ``slack``; -inf
-    where there are no more keys."""
-    batch, heads, length, width = q.shape
-    bounds = []
-    for layout in layouts:
-        order, of_layout = layout.query_order.expand(batch, heads, -1), (layout.lo, layout.hi)
-        of_layout = (bound.expand(batch, heads, -1) for bound in of_layout)
-        bounds.append([torch.empty_like(b).scatter_(-1, order, b) for b in of_layout])
-    lo, hi = (torch.stack(of_all, dim=-1) for of_all in zip(*bounds, strict=True))
-    given = {"q": _in_rows(q), "k": _in_rows(k), "v": None if v is None else _in_rows(v)}
-    given |= {"key_bias": None if key_bias is None else key_bias.to(given["q"].dtype)}
-    out = lse = None
-    least = given["q"].new_empty(q.shape[:3])
+    """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
+    rounding may change a logit, to one of size 1."""
+    q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
+    (batch, heads, length, width), given = q.shape, {"least": q.new_empty(q.shape[:3])}
+
+    def of_tokens(layout: Layout, bound: Tensor) -> Tensor:
+        order = layout.query_order.expand(batch, heads, -1)
+        return torch.empty_like(order).scatter_(-1, order, bound.expand_as(order))
+
+    given["lo"] = torch.stack([of_tokens(one, one.lo) for one in layouts], dim=-1)
+    given["hi"] = torch.stack([of_tokens(one, one.hi) for one in layouts], dim=-1)
     if v is not None:
-        out, lse = empty_like(given["q"]), torch.empty_like(least)
-    sizes = {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}
-    sizes |= {"slots": layouts[0].slots, "number": number, "slack": slack}
-    given |= {"key_order": layouts[0].key_order, "lo": lo, "hi": hi}
-    given |= {"out": out, "lse": lse, "least": least}
-    run("index", "index", least.dtype, width, **sizes, **given)
-    return out, lse, least
+        given |= {"v": v, "out": empty_like(q), "lse": torch.empty_like(given["least"])}
+    given |= {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}
+    given |= {"slots": layouts[0].slots, "key_order": layouts[0].key_order}
+    if (bias := layouts[0].key_bias) is not None:
+        given["key_bias"] = bias.to(q.dtype)
+    run("index", "index", q.dtype, width, q=q, k=k, number=number, slack=slack, **given)
+    return given.get("out"), given.get("lse"), given["least"]
 
 
 #: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it

@@ -22,7 +22,7 @@
 
 // Absent tensors have no data. Of a query's softmax, `peak` is the maximum of the logits in units
 // of log 2, and `total` the sum of 2^(logit - peak): rounded less than the log-sum-exp.
-DECLARE(Problem,
+DECLARE(Attention,
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
   // Of the own key: where it is not seen, and what dropout multiplies its weight by.
@@ -59,7 +59,7 @@ struct Part {
   int64_t begin = 0, end = 0, clean = 0;  // up to which slot it counts
   std::unique_ptr<V[]> memory;
   // It is of what the query slots [from, to) of a row and head see.
-  void cover(const Problem& p, int64_t row, int64_t head, int64_t from, int64_t to) {
+  void cover(const Attention& p, int64_t row, int64_t head, int64_t from, int64_t to) {
     begin = p.slots, end = 0;
     for (int64_t slot = from; slot < to; slot++) {
       int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
@@ -92,7 +92,7 @@ struct Part {
   }
 };
 
-struct Attention {
+struct Worker {
   // Q queries: slots that follow each other.
   struct Strip {
     alignas(64) Int lo[Q], hi[Q];
@@ -105,7 +105,7 @@ struct Attention {
     bool asks[Q], own[Q];  // whether it sees any key of this call; whether its own
   };
 
-  const Problem& p;
+  const Attention& p;
   // Of queries; of weights that dropout keeps.
   const T scale = LOG2_E / std::sqrt(double(E)), kept_scale = 1 / (1 - p.dropout);
   const Int kept_below = std::min((1 - p.dropout) * 0x1p31, double(0x7fffffff));
@@ -120,7 +120,7 @@ struct Attention {
   Buffer weights{CHUNK * Q}, d_logits{CHUNK * Q};  // weights and their gradients, [keys][Q]
   Strip strips[TILE / Q];
 
-  explicit Attention(const Problem& p) : p(p) {}
+  explicit Worker(const Attention& p) : p(p) {}
 
   void of(int64_t new_row, int64_t new_head) {
     row = new_row, head = new_head;
@@ -491,40 +491,40 @@ struct Attention {
 
 }  // namespace
 
-extern "C" void run_forward(const Problem& p) {
+extern "C" void run_forward(const Attention& p) {
   Tasks tasks(p);
-  over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
+  over_tasks<Worker>(p, tasks.count, [&](Worker& worker, int64_t task) {
     int64_t both = task / tasks.segments;
-    attention.of(both / p.heads, both % p.heads);
-    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { attention.forward_tile(slot); });
+    worker.of(both / p.heads, both % p.heads);
+    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { worker.forward_tile(slot); });
   });
 }
 
-extern "C" void run_backward(const Problem& p) {
+extern "C" void run_backward(const Attention& p) {
   Tasks tasks(p);
   // Of a row and head: the sum of its segments' parts, and how many it has. They are added in their
   // order, so that few exist at a time; those before one that is done are at work.
   std::vector<Part> sums(p.batch * p.heads);
   std::vector<std::atomic<int64_t>> added(p.batch * p.heads);
-  over_tasks<Attention>(p, tasks.count, [&](Attention& attention, int64_t task) {
+  over_tasks<Worker>(p, tasks.count, [&](Worker& worker, int64_t task) {
     const int64_t both = task / tasks.segments, segment = task % tasks.segments;
     const int64_t row = both / p.heads, head = both % p.heads;
     const int64_t begin = segment * tasks.per_segment * TILE;
-    Part &part = attention.part, &sum = sums[both];
+    Part &part = worker.part, &sum = sums[both];
     part.cover(p, row, head, begin, std::min(begin + tasks.per_segment * TILE, p.length));
-    attention.of(row, head);
-    tasks.over_tiles(segment, [&](int64_t slot) { attention.backward_tile(slot, part); });
+    worker.of(row, head);
+    tasks.over_tiles(segment, [&](int64_t slot) { worker.backward_tile(slot, part); });
     part.clear(part.end);
-    if (tasks.segments == 1) return attention.store(part);
+    if (tasks.segments == 1) return worker.store(part);
     while (added[both] != segment) std::this_thread::yield();
     if (segment == 0) {
-      sum.memory = std::move(attention.unused);
+      sum.memory = std::move(worker.unused);
       sum.cover(p, row, head, 0, p.length);
     }
     sum.add(part);
     if (segment == tasks.segments - 1) {
-      attention.store(sum);
-      attention.unused = std::move(sum.memory);
+      worker.store(sum);
+      worker.unused = std::move(sum.memory);
     }
     added[both]++;
   });

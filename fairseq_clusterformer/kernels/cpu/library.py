@@ -2,7 +2,7 @@
 to, in ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``. The compiler is
 ``$CXX``, by default ``c++``; it needs OpenMP, and no headers of PyTorch. There is one library for
 each source, type of number and width of rows (of ``step``, for all widths): lengths of loops are
-known then. Each function takes a pointer to the struct of its source, which the library describes.
+known then. Each function takes a pointer to the struct of its source, ``Step`` of step.cpp.
 """
 
 import ctypes
@@ -23,14 +23,6 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent  # of the sources, and of what they include
-#: the struct of each source
-STRUCTS = {
-    "attention": "Problem",
-    "index": "Index",
-    "step": "Step",
-    "shares": "Shares",
-    "scouts": "Scouting",
-}
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 NUMBERS = {torch.float32: "float", torch.float64: "double"}
 
@@ -98,8 +90,8 @@ def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
     if key not in _LOADED:
         try:
             library = ctypes.CDLL(str(build(*key)))
-            fields = {"_fields_": _fields(library, STRUCTS[source])}
-            _LOADED[key] = library, type(STRUCTS[source], (ctypes.Structure,), fields)
+            fields = {"_fields_": _fields(library, source.capitalize())}
+            _LOADED[key] = library, type(source, (ctypes.Structure,), fields)
         except subprocess.CalledProcessError as error:
             lines = error.stderr.strip().splitlines()
             status = f"status {error.returncode}"

@@ -18,7 +18,7 @@
 
 // Absent tensors have no data. Heads are those of queries, but of
 // what `of` scores, `log_held` and their gradients. The masses' logs are `of.offsets`.
-DECLARE(Scouting,
+DECLARE(Scouts,
   Scores of;
   Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
   Tensor k, key_order, log_held;  // [batch, heads, tokens or slots, W or nothing]
@@ -31,8 +31,8 @@ DECLARE(Scouting,
 
 namespace {
 
-struct Scouts : Strip {
-  const Scouting& p;
+struct Worker : Strip {
+  const Scouts& p;
   const int64_t sharing, S, R;  // heads of queries for one of keys; scouts of a head, and of all
   const int W;
   const int64_t padded_W, padded_K, padded_R;
@@ -40,7 +40,7 @@ struct Scouts : Strip {
   Buffer keys, columns_of_k;  // [Q][padded W], [padded W][Q]
   Buffer held;                // [Q]
 
-  explicit Scouts(const Scouting& p)
+  explicit Worker(const Scouts& p)
       : Strip(p.of), p(p), sharing(p.query_heads / p.of.heads), S(p.scouts), R(sharing * S),
         W(p.width), padded_W(rounded_up(W, Q)), padded_K(rounded_up(K, Q)),
         padded_R(rounded_up(R, Q)), q(R * padded_W), shares(R * padded_K), keys(Q * padded_W),
@@ -268,28 +268,25 @@ struct Scouts : Strip {
   }
 };
 
-void forward(const Scouting& p) {
-  over_tasks<Scouts>(p, p.of.batch * p.of.heads,
-                     [](Scouts& scouts, int64_t task) { scouts.forward(task); });
+}  // namespace
+
+extern "C" void run_scouts(const Scouts& p) {
+  over_tasks<Worker>(p, p.of.batch * p.of.heads,
+                     [](Worker& worker, int64_t task) { worker.forward(task); });
 }
 
-void backward(const Scouting& p) {
+extern "C" void run_scouts_backward(const Scouts& p) {
   const int64_t tasks = p.of.batch * p.of.heads, K = p.of.num_clusters;
   std::vector<Buffer> parts;
   std::vector<T> d_mass(tasks * K), d_masses(p.of.heads * K, 0);
   for (int64_t task = 0; task < tasks; task++) parts.emplace_back(K * P);
-  over_tasks<Scouts>(p, tasks, [&](Scouts& scouts, int64_t task) {
-    scouts.backward(task, parts[task], &d_mass[task * K]);
+  over_tasks<Worker>(p, tasks, [&](Worker& worker, int64_t task) {
+    worker.backward(task, parts[task], &d_mass[task * K]);
   });
   for (int64_t task = 0; task < tasks; task++)
     for (int64_t k = 0; k < K; k++) d_masses[task % p.of.heads * K + k] += d_mass[task * K + k];
-  over_tasks<Scouts>(p, tasks, [&](Scouts& scouts, int64_t task) {
-    scouts.backward_mass(task, &d_masses[task % p.of.heads * K], parts[task]);
+  over_tasks<Worker>(p, tasks, [&](Worker& worker, int64_t task) {
+    worker.backward_mass(task, &d_masses[task % p.of.heads * K], parts[task]);
   });
   add_up(parts, 1, p.of, p.d_vectors);
 }
-
-}  // namespace
-
-extern "C" void run_scouts(const Scouting* p) { forward(*p); }
-extern "C" void run_scouts_backward(const Scouting* p) { backward(*p); }
