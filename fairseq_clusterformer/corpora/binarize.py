@@ -1,8 +1,6 @@
-"""Text files into the folders that fairseq's tasks read.
-
-Bytes have one token each, in items of a fixed length without ``</s>``: only ``--sample-break-mode
-none`` fits. Words and pieces have an item per line, ended by ``</s>``.
-"""
+"""Text files into the folders that fairseq's tasks read. Bytes have one token each, in items of a
+fixed length without ``</s>``: only ``--sample-break-mode none`` fits. Words and pieces have an
+item per line, ended by ``</s>``."""
 
 import random
 import struct

@@ -1,9 +1,7 @@
-"""Subwords and words of other files as tokenizers of the library `tokenizers`.
-
-What its ``tokenizer.json`` cannot say of a sentencepiece model: another kind than unigrams; how
+"""Subwords and words of other files as tokenizers of the library `tokenizers`. What its
+``tokenizer.json`` cannot say of a sentencepiece model: another kind than unigrams; how
 sentencepiece rounds (pieces of equal scores may change places, such as - and -- in ---); and how
-it normalises, if the model does: the library's way is almost the same.
-"""
+it normalises, if the model does: the library's way is almost the same."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -34,6 +34,7 @@ from fairseq_clusterformer.answers import Answers, Document
 
 from .stored import RecordData, RecordWriter
 
+Numbered = Iterator[tuple[int, Answers]]  # by the number of the question
 PARTS = ("question", "document", "characters", "structure")
 YES_NO = (None, "yes", "no")
 _ANSWERABLE = {True: 1, False: 0, None: -1}
@@ -211,8 +212,6 @@ class QAData(RecordData):
             mentions=example.outline.mentions,
         )
 
-    def questions(
-        self, numbers: Sequence[int], found: Sequence[Answers]
-    ) -> Iterator[tuple[int, Answers]]:
+    def questions(self, numbers: Sequence[int], found: Sequence[Answers]) -> Numbered:
         """The answers to some questions, each with its number."""
         return zip(numbers, found, strict=True)

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_clusterformer.answers import TYPES, Answers, Document, text_mask
 
-from .qa import Example, Outline, QAData
+from .qa import Example, Numbered, Outline, QAData
 from .stored import BySize, padded
 
 
@@ -257,9 +257,7 @@ class WindowData:
         texts = self.whole.document(window.question).texts[window.before :][: len(starts)]
         return Document(texts=texts, starts=starts, characters=places)
 
-    def questions(
-        self, windows: Sequence[int], found: Sequence[Answers]
-    ) -> Iterator[tuple[int, Answers]]:
+    def questions(self, windows: Sequence[int], found: Sequence[Answers]) -> Numbered:
         """As `QAData.questions`: of each question the answers in the window whose best answer is
         likeliest beside "no answer"; all windows of a question follow each other."""
         best: dict[int, tuple[float, int, Answers]] = {}

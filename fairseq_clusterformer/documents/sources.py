@@ -1,8 +1,6 @@
 """Documents that people have, as paragraphs of text: files of many forms, and folders of them.
-
 Files of strangers are parsed one after the other in a process of their own, which has limits of
-time and memory. It ends with the process that started it, or with a file that takes too much.
-"""
+time and memory. It ends with the process that started it, or with a file that takes too much."""
 
 import json
 import os
