@@ -54,8 +54,7 @@ def recent_layouts(
         gap: keys nearer than that are not seen; 0: all are, the query's own included.
         key_clusters: cluster of each key if keys are clustered apart from queries.
 
-    Returns:
-        One layout; not causal, with a gap: one of what stands before, and one of what follows.
+    Returns one layout; not causal, with a gap: one of what stands before, and one of what follows.
     """
     if batch.documents is not None:  # a cluster of another document is another cluster
         first = num_clusters * batch.documents.unsqueeze(1)

@@ -29,11 +29,9 @@ class MultiheadAttention(ProjectedHeads):
         causal: a query sees no later token.
         dropout: of the attention weights, in training.
         kernel: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
-        form, of_form: a :class:`~fairseq_clusterformer.attention.heads.HeadForm`, or some of its
-            values by name.
+        form, of_form: a `HeadForm`, or some of its values by name.
 
-    Raises:
-        ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
+    Raises ValueError: D is not a multiple of H, or H not of the number of kinds, and the like.
     """
 
     def __init__(
@@ -116,12 +114,9 @@ class MultiheadAttention(ProjectedHeads):
                 a past.
             reported: in training: kinds report and teach, of two tokens or more.
 
-        Returns:
-            The output [B, N, D], the past of the tokens that follow, and a report for each kind.
-
-        Raises:
-            ValueError: with a past, a kind that cannot step; several tokens at once of several
-                documents.
+        Returns the output [B, N, D], the past of the tokens that follow, and a report for each
+        kind. Raises ValueError: with a past, a kind that cannot step; several tokens at once of
+        several documents.
         """
         batch = batch if isinstance(batch, Batch) else Batch(batch)
         given: dict[str, Any] = {"decoding": not reported, "centroids": centroids}

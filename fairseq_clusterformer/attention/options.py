@@ -45,15 +45,12 @@ class OptionError(ValueError):
 def option(
     default: Any, help: str, *, flag: str | None = None, on: Mapping | None = None, **limits: Any
 ) -> Any:
-    """A field of a dataclass of options.
+    """A field of a dataclass of options, with its ``help`` on the command line.
 
     Args:
-        default: its value where none is given.
-        help: one line for the command line.
         flag: what the option is called where options of all kinds stand side by side, in the form
             of a Python name; None: as in the dataclass.
-        on: other defaults, by the side of a model that the command line builds: "encoder" or
-            "reader".
+        on: other defaults, by the side of a model that is built: "encoder" or "reader".
         limits: see :class:`~fairseq_clusterformer.ranges.Range`; None is not held to them.
     """
     limit = Range(**limits) if limits else None
@@ -236,18 +233,11 @@ def parse_attention(
     option: str = "--attention",
     defaults: Mapping[str, Any] | None = None,
 ) -> list[tuple[Heads, ...]]:
-    """The kinds of each layer of a spec, one for each equal share of its heads.
-
-    Args:
-        num_layers: depth of the model; the list is cycled or cut to it.
-        num_heads: H of every layer.
-        option: name of the option in error messages.
-        defaults: values of options that the spec leaves open, by flag; a kind takes those that
-            mean something to it.
-
-    Raises:
-        ValueError: a spec outside the grammar, an unknown kind or option, ``*0``, or heads that
-            do not divide.
+    """The kinds of each layer of a spec, one for each equal share of its heads; the list is cycled
+    or cut to ``num_layers``. Of the ``defaults``, values of options that the spec leaves open, by
+    flag, a kind takes those that mean something to it. Raises ValueError, which names the
+    ``option``: a spec outside the grammar, an unknown kind or option, ``*0``, or heads that do not
+    divide.
 
     Example:
         >>> layers = parse_attention("window*2,window+full", num_layers=4, num_heads=8)

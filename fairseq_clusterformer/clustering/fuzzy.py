@@ -68,12 +68,11 @@ def fuzzy_clusters(
     so_far: Tensor | None = None,
     update: bool = True,
 ) -> FuzzyClusters:
-    """Assignments and updated centroids (eq. 2 to 4); to call within full_float32().
+    """Assignments and updated centroids (eq. 2 to 4) of keys X W_c [B, N, D], finite at padding,
+    and centroids [K, D] or [B, K, D]; phi is divided by the temperature inside the exponent of
+    eq. 2. To call within full_float32().
 
     Args:
-        keys: X W_c, [B, N, D]; finite at padding.
-        centroids: [K, D] or [B, K, D].
-        similarity, temperature: phi, and what divides it inside the exponent of eq. 2.
         normalizer: denominator of eq. 2 in assignments: "sentence" (all of the row), "running"
             (the tokens so far), or the log of one for each cluster [K].
         padding_mask: bool [B, N], True where a token is padding.

@@ -39,10 +39,8 @@ class NeuralClustering(AverageNormalizer):
         own_centroids: bool = True,
     ):
         super().__init__((num_clusters,) if normalizer == "average" else None, momentum=momentum)
-        self.num_clusters = num_clusters
-        self.similarity = Similarity(similarity)
-        self.temperature = temperature
-        self.normalizer = normalizer
+        self.num_clusters, self.normalizer = num_clusters, normalizer
+        self.similarity, self.temperature = Similarity(similarity), temperature
         self.centroids = initial_centroids(num_clusters, embed_dim) if own_centroids else None
         self.w_c = ExactLinear(embed_dim, embed_dim, bias=False)
         nn.init.xavier_uniform_(self.w_c.weight)
@@ -64,12 +62,10 @@ class NeuralClustering(AverageNormalizer):
         In evaluation without gradients nothing is computed that only teaches: the report has the
         cluster sizes alone, and the updated centroids if they are handed on.
 
-        Args:
-            padding_mask: bool [B, N], True where a token is padding.
-            centroids: [B, K, D] used instead of this module's own; needed if it owns none.
-            state: what was returned for the tokens before; None or empty: there are none.
-            reports: False: the report is empty.
-        """
+        ``padding_mask``, bool [B, N], is True where a token is padding; ``centroids`` [B, K, D]
+        are used instead of this module's own, and needed if it owns none; ``state`` is what was
+        returned for the tokens before (None or empty: there are none). Without ``reports`` the
+        report is empty."""
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
         # An activation checkpoint trains without gradients at first.

@@ -136,10 +136,11 @@ def assign_both(
     """Assign queries and keys, each to the largest of ``s - log_normalizer``, s as in CF22 eq. 2.
     So keys spread over the clusters; queries may crowd, and have no normaliser, for each sees W
     keys whatever others see. In full float32 (float64), in any precision of the model.
+    Similarity and temperature are phi of eq. 2, and what divides it; ``impl`` is as of
+    :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Args:
         q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.
-        similarity, temperature: phi of eq. 2, and what divides it.
         log_normalizer: of keys [J, K]; or of queries and of keys [2, H, K].
         padding_mask: bool [B, N], True where a token is padding, at which q and k are anything.
         probes: clusters of each query, the nearest included.
@@ -148,7 +149,6 @@ def assign_both(
         exploration: share of the keys that are put into a cluster drawn at random (by torch's
             generator of the device: an activation checkpoint draws the same); log_share is found
             as well. None: it is not.
-        impl: see :func:`~fairseq_clusterformer.kernels.ranged_attention`.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
     vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer

@@ -9,10 +9,11 @@ Importing this module registers the classes below with the Auto classes. They ho
 modules, layers and attention included: nothing is written twice.
 """
 
+# ruff: noqa: F401  what is imported here is the module's
 import sys
 
 try:  # fairseq asks for torchaudio, and one that torch cannot load stops transformers' Trainer
-    import torchaudio  # noqa: F401
+    import torchaudio
 except (ImportError, OSError):
     sys.modules["torchaudio"] = None  # as if it were not installed
 
@@ -24,19 +25,16 @@ except ImportError as error:
         "pip install '.[transformers]' in the clone"
     ) from error
 
-from .base import ClusterformerCache  # noqa: F401
+from .base import ClusterformerCache
 from .configuration import ClusterformerConfig
-from .encoders import (  # noqa: F401
+from .encoders import (
     ClusterformerForMaskedLM,
     ClusterformerForQuestionAnswering,
     ClusterformerForSequenceClassification,
     ClusterformerModel,
 )
 from .folder import KINDS
-from .generation import (  # noqa: F401
-    ClusterformerForCausalLM,
-    ClusterformerForConditionalGeneration,
-)
+from .generation import ClusterformerForCausalLM, ClusterformerForConditionalGeneration
 from .tokenizer import ClusterformerTokenizer
 
 transformers.utils.import_utils.is_torchaudio_available.cache_clear()
