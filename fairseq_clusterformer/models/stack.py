@@ -217,9 +217,7 @@ class ClusteredStack:
             for learner, observation in zip(learners, everything.split(sizes), strict=True):
                 learner.observe(observation)
 
-    def consolidate(self) -> None:
-        """Called by all workers before the first saves the model: it saves what all observed."""
-        self.exchange()
+    consolidate = exchange  # called by all workers before the first saves what all observed
 
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before every forward pass: a new number begins a new update."""
