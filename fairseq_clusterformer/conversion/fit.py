@@ -263,12 +263,12 @@ def fit_layers(
                 if some:
                     begin(dense, some, fitted[:first], seed=plan.seed)
                     calibrate(dense, some, fitted[:first])
-                before = after = recall(dense, clustered, measured, *how)
+                before = after = recall(dense, clustered, measured[:1], *how)
                 losses: list[float] = []
                 if some and plan.updates:
                     losses = fit(dense, some, fitted, updates=plan.updates, lr=plan.lr, bar=bar)
                     calibrate(dense, some, fitted[:first])
-                    after = recall(dense, clustered, measured, *how)
+                    after = recall(dense, clustered, measured[:1], *how)
             states = [pupil.router.state_dict() for pupil in some]
             found[place] = {"before": before, "after": after, "losses": losses, "routers": states}
             with replaced(file) as new:

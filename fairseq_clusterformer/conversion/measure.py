@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fairseq_clusterformer.attention import Batch
+from fairseq_clusterformer.attention import Batch, Kind, Tokens
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.options import Heads
 from fairseq_clusterformer.attention.projections import rotated
@@ -212,22 +212,41 @@ def recall(
         first = getattr(getattr(clustered, place[0]), "centroids", None)
         if first is not None:  # what the first layer is handed
             first = first.expand(x.size(1), -1, -1)
-        found = tokens_seen(theirs, x, reading.batch, centroids=first)
-        size = theirs.num_heads // len(theirs.routers)
-        parts = [part.expand(-1, size, -1, -1) for part in found.values()]
+        size, indexes = theirs.num_heads // len(theirs.routers), {}
+        for part, router in enumerate(theirs.routers):
+            if router.rule.index:
+                indexes[part] = _looked_into(router, reading)
+        parts = []
+        if len(indexes) < len(theirs.routers):
+            found = tokens_seen(theirs, x, reading.batch, centroids=first)
+            parts = [part.expand(-1, size, -1, -1) for part in found.values()]
         for head, of_head in enumerate(weights):
             part, within = divmod(order.index(head), size)
-            visible = parts[part][:, within] & seen
-            if most := theirs.routers[part].rule.index:  # of which the best are seen
-                far = of_head.masked_fill(~(visible & beyond), 0.0)
-                least = far.topk(min(most, far.size(-1)), -1).values[..., -1:]
-                visible = visible & (~beyond | (far >= least))
+            if part in indexes:  # of what lies there, the best keys are seen
+                looked, keys = (t[:, within] for t in indexes[part])
+                far = looked.gather(-1, keys.unsqueeze(1).expand_as(of_head)) & beyond
+                far = of_head.masked_fill(~far, 0.0)
+                most = min(theirs.routers[part].rule.index, far.size(-1))
+                far = (far > 0) & (far >= far.topk(most, -1).values[..., -1:])
+                visible = far | (seen & ~beyond)
+            else:
+                visible = parts[part][:, within] & seen
             far = of_head.masked_fill(~beyond, 0.0).sum(-1)
             share = (visible & beyond).sum(-1) / beyond.sum(-1).clamp(min=1)
             near = (of_head * (visible & ~beyond)).sum(-1)
             yield (of_head * visible).sum(-1), near + far * share
 
     return _means(dense, batches, [place], window, sinks, of_heads)[place]
+
+
+def _looked_into(router: Kind, reading: Read) -> tuple[Tensor, Tensor]:
+    """Which clusters each query looks into, bool [B, H, N, K], and that of each key [B, H, N]."""
+    tokens = Tokens(reading.x, (reading.q, reading.k), reading.batch)
+    (found,) = router(tokens).assignment.rounds
+    queries = torch.stack(found.queries, dim=-1)
+    into = torch.zeros(*queries.shape[:-1], router.rule.clusters + 1, dtype=torch.bool)
+    into = into.to(queries.device).scatter_(-1, queries, True)
+    return into, found.for_each_head().keys
 
 
 def _means(
