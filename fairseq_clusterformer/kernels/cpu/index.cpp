@@ -19,7 +19,7 @@ DECLARE(Index,
 
 namespace {
 
-constexpr int64_t BLOCK = 256, CHUNK = 256;  // tokens; keys
+constexpr int64_t BLOCK = 512, CHUNK = 256;  // tokens; keys
 
 struct Pair {
   int64_t lo, hi, query;
@@ -58,23 +58,24 @@ struct Worker {
   const Index& p;
   const T scale = 1 / std::sqrt(double(E));
   int64_t row = -1, head = -1;
-  Buffer keys, biases, rows{Q * P}, columns{P * Q}, products{CHUNK * Q};
+  Buffer keys, values, biases, rows{Q * P}, columns{P * Q}, products{CHUNK * Q};
   std::vector<Pair> pairs;
+  std::vector<int64_t> chosen;  // slots
   std::unique_ptr<V[]> memory;  // of a block's logits
   int64_t room = 0;
 
-  explicit Worker(const Index& p) : p(p), keys(p.slots * P), biases(p.slots) {}
+  explicit Worker(const Index& p)
+      : p(p), keys(p.slots * P), values(p.v.data ? p.slots * P : 0), biases(p.slots) {}
 
-  int64_t token(int64_t slot) const { return *p.key_order.at<int64_t>(row, head, slot); }
-
-  // Copies keys in their order.
+  // Copies keys and values in their order.
   void of(int64_t new_row, int64_t new_head) {
     if (row == new_row && head == new_head) return;
     row = new_row, head = new_head;
     for (int64_t slot = 0; slot < p.slots; slot++) {
-      const T* key = p.k.at<T>(row, head, token(slot));
-      std::copy_n(key, E, keys + slot * P);
-      if (p.key_bias.data) biases[slot] = *p.key_bias.at<T>(row, head, token(slot));
+      const int64_t token = *p.key_order.at<int64_t>(row, head, slot);
+      std::copy_n(p.k.at<T>(row, head, token), E, keys + slot * P);
+      if (p.v.data) std::copy_n(p.v.at<T>(row, head, token), E, values + slot * P);
+      if (p.key_bias.data) biases[slot] = *p.key_bias.at<T>(row, head, token);
     }
   }
 
@@ -139,19 +140,25 @@ struct Worker {
     *p.least.at<T>(row, head, query) = least;
     T* const behind = logits + rounded_up(count, L);
     if (!p.v.data) return behind;
-    T peak = LOWEST, total = 0;
-    for (int64_t i = 0; i < count; i++) peak = std::max(peak, logits[i]);
-    alignas(64) T sum[P] = {};
+    chosen.resize(count + 1);
+    T peak = LOWEST, total = 0, *weights = logits;  // over the logits, of which there are fewer
+    int64_t number = 0;
     for (int64_t r = 0; r < p.ranges; r++)
-      for (int64_t slot = lo[r]; slot < hi[r]; slot++) {
+      for (int64_t slot = lo[r]; slot < hi[r]; slot++) {  // without a branch to guess
         const T logit = *logits++;
-        if (logit < least) continue;
-        const T weight = std::exp(logit - peak), *value = p.v.at<T>(row, head, token(slot));
-        total += weight;
-        for (int e = 0; e < E; e++) sum[e] += weight * value[e];
+        weights[number] = logit, chosen[number] = slot, number += logit >= least;
       }
+    for (int64_t i = 0; i < number; i++) peak = std::max(peak, weights[i]);
+    for (int64_t i = 0; i < number; i += L)
+      vec(weights + i) = exp2((vec(weights + i) - peak) * T(LOG2_E));
+    V sum[P / L] = {};
+    for (int64_t i = 0; i < number; i++) {
+      const T* value = values + chosen[i] * P;
+      total += weights[i];
+      for (int e = 0; e < P; e += L) sum[e / L] += weights[i] * vec(value + e);
+    }
     T* out = p.out.at<T>(row, head, query);
-    for (int e = 0; e < E; e++) out[e] = total > 0 ? sum[e] / total : 0;
+    for (int e = 0; e < E; e++) out[e] = total > 0 ? sum[e / L][e % L] / total : 0;
     *p.lse.at<T>(row, head, query) = total > 0 ? peak + std::log(total) : -INF;
     return behind;
   }
