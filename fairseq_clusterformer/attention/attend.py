@@ -221,6 +221,7 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
     given |= {"latest": lists.latest, "earlier": lists.before, "listed": lists.clusters}
+    given |= {"codes": lists.codes, "scales": lists.scales}
     given |= {"place": place, "index": rule.index, "gap": rule.gap, "number_of_sinks": rule.sinks}
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp

@@ -256,6 +256,8 @@ class Lists(Kept):
     doubles, and its last slot takes padding."""
 
     entries: Tensor  # [B, J, room, C]
+    codes: Tensor  # its keys in 8 bits, by which the best are found faster, int8 [B, J, room, E]
+    scales: Tensor  # what those are multiplied by [B, J, room]
     clusters: Tensor  # of each key, int64 [B, G, room]; K: it is in no list
     before: Tensor  # the slot of the key before it in its list, int64 [B, G, room]; -1: none
     latest: Tensor  # the slot of each list's latest key, int64 [B, G, K + 1]; -1: it is empty
@@ -266,15 +268,20 @@ class Lists(Kept):
         """Of so many clusters, for keys like these."""
         slots = rings.new_empty(*rings.shape[:2], 0)
         latest = rings.new_full((*rings.shape[:2], clusters + 1), -1)
-        return cls(entries[:, :, :0], slots, slots, latest, 0)
+        nothing = entries[:, :, :0]
+        codes = nothing[..., : entries.size(-1) // 2].to(torch.int8)
+        return cls(nothing, codes, nothing[..., 0], slots, slots, latest, 0)
 
     def open(self, number: int) -> None:
         """Make room for so many more tokens, and for padding."""
         room, needed = self.entries.size(2), self.steps + number + 1
         if needed > room:
             more = max(needed, 2 * room, FIRST_ROOM) - room
-            self.entries = pad(self.entries, (0, 0, 0, more))
-            self.clusters, self.before = (pad(t, (0, more)) for t in (self.clusters, self.before))
+            self.entries, self.codes = (
+                pad(t, (0, 0, 0, more)) for t in (self.entries, self.codes)
+            )
+            for name in ("scales", "clusters", "before"):
+                setattr(self, name, pad(getattr(self, name), (0, more)))
 
     def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
         """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""
@@ -296,7 +303,13 @@ class Lists(Kept):
         self.latest = self.latest.scatter_reduce(-1, rings, slot, "amax")
         if torch.is_grad_enabled():  # what was attended to is read again
             self.entries = self.entries.clone()
-        self.entries.scatter_(2, place[:, None, :, None].expand_as(entries), entries)
+        k = entries.detach()[..., : self.codes.size(-1)]
+        scales = k.abs().amax(-1).clamp(min=torch.finfo(k.dtype).tiny) / 127
+        codes = (k / scales.unsqueeze(-1)).round().to(torch.int8)
+        at = place[:, None, :].expand_as(scales)
+        self.scales.scatter_(2, at, scales)
+        for kept, new in ((self.entries, entries), (self.codes, codes)):
+            kept.scatter_(2, at.unsqueeze(-1).expand_as(new), new)
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:
         """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""

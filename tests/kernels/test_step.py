@@ -60,6 +60,12 @@ def test_by_several_threads(taken, monkeypatch):
     assert len(taken) == STEPS
 
 
+@pytest.mark.parametrize("prompt", [0, 400])
+def test_the_best_of_many_are_looked_for_in_8_bits(prompt, taken):
+    check(build("taught, index", causal=True, index=20), prompt)
+    assert len(taken) == STEPS
+
+
 def test_states_that_it_would_change_elsewhere_are_refused():
     """A state that is no memory of its own would go on as it was."""
     module = build("gated, gap", causal=True, impl="cpu")

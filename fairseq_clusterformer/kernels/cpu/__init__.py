@@ -130,6 +130,7 @@ def step(q: Tensor, **given: Any) -> Tensor:
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
     changed = "kept", "seen", "near", "near_ring", "sums", "latest", "earlier", "listed"
+    changed += "codes", "scales"
     for name in changed:
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")

@@ -22,6 +22,8 @@ DECLARE(Step,
   int64_t *latest;           // of an index: the latest key of each list, [B, G, R + 1]
   int64_t *earlier, *listed; // the one before each key in its list, and that list, [B, G, W]
   const int64_t* place;      // of the token in its document, [B]
+  int8_t* codes;             // keys in 8 bits, [B, J, W, E], and what they are multiplied by, [B, J, W]
+  NUMBER* scales;
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
   NUMBER* near;              // the oldest first, [B, J, M, C]
@@ -40,6 +42,7 @@ DECLARE(Step,
 namespace {
 
 constexpr int LANES = 16;
+constexpr int64_t ROUGHLY = 64;    // keys from which on the best are first looked for in 8 bits
 constexpr int64_t AHEAD = 6;       // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
 
@@ -53,6 +56,16 @@ T dot(const T* a, const T* b, int64_t width) {
   return sum;
 }
 
+// A row in 8 bits; returns what they are multiplied by.
+template <class X>
+T round_row(const T* row, int64_t width, X* to) {
+  T most = std::numeric_limits<T>::min();
+  for (int64_t e = 0; e < width; e++) most = std::max(most, std::abs(row[e]));
+  const T scale = most / 127;
+  for (int64_t e = 0; e < width; e++) to[e] = X(std::lrint(row[e] / scale));
+  return scale;
+}
+
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
 struct Sight {
   const Step& p;
@@ -60,8 +73,9 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
-  std::vector<int64_t> listed;  // slots of keys to choose from, and their logits
+  std::vector<int64_t> walks, listed;  // slots of keys to choose from, and their logits
   std::vector<T> of_listed, largest;
+  std::vector<int16_t> code;  // of the query, in 8 bits
 
   explicit Sight(const Step& p) : p(p), scale(T(1 / std::sqrt(double(p.width)))) {}
 
@@ -76,25 +90,49 @@ struct Sight {
       add(first, first + p.entry_width - p.width, 1, biased ? first[p.width] : 0);
   }
 
-  // Of the listed slots of these entries, the `number` of largest logits.
-  void best(const T* first, int64_t number, bool biased) {
-    const int64_t count = listed.size(), lines = p.width * sizeof(T);
+  // The logits of listed slots, by a function of one; what so many of them are no smaller than.
+  template <class F>
+  T least_of(int64_t number, const void* rows, int64_t bytes, int64_t lines, F f) {
+    const int64_t count = listed.size();
     of_listed.resize(count);
     for (int64_t i = 0; i < count; i++) {
       if (i + AHEAD < count)
         for (int64_t line = 0; line < lines; line += 64)
-          __builtin_prefetch((const char*)(first + listed[i + AHEAD] * p.entry_width) + line);
-      const T* entry = first + listed[i] * p.entry_width;
-      of_listed[i] = dot(query, entry, p.width) * scale + (biased ? entry[p.width] : 0);
+          __builtin_prefetch((const char*)rows + listed[i + AHEAD] * bytes + line);
+      of_listed[i] = f(listed[i]);
     }
-    T least = -std::numeric_limits<T>::infinity();
-    if (count > number) {
-      largest = of_listed;
-      std::nth_element(largest.begin(), largest.begin() + number - 1, largest.end(),
-                       std::greater<T>());
-      least = largest[number - 1];
+    if (count <= number) return -std::numeric_limits<T>::infinity();
+    largest = of_listed;
+    std::nth_element(largest.begin(), largest.begin() + number - 1, largest.end(),
+                     std::greater<T>());
+    return largest[number - 1];
+  }
+
+  // Of the listed slots of a head of keys, the `number` of largest logits. Of many, first twice as
+  // many by keys in 8 bits, which are a quarter of the memory.
+  void best(int64_t head, int64_t number, bool biased) {
+    const T* first = p.kept + head * p.window * p.entry_width;
+    if (!biased && int64_t(listed.size()) > std::max(4 * number, ROUGHLY)) {
+      const int8_t* codes = p.codes + head * p.window * p.width;
+      const T* scales = p.scales + head * p.window;
+      code.resize(p.width), round_row(query, p.width, code.data());
+      const T least = least_of(2 * number, codes, p.width, p.width, [&](int64_t slot) {
+        const int8_t* key = codes + slot * p.width;
+        int32_t sum = 0;
+        for (int64_t e = 0; e < p.width; e++) sum += code[e] * int16_t(key[e]);
+        return sum * scales[slot];
+      });
+      int64_t kept = 0;
+      for (size_t i = 0; i < listed.size(); i++)
+        listed[kept] = listed[i], kept += of_listed[i] >= least;
+      listed.resize(kept);
     }
-    for (int64_t i = 0; i < count; i++) {
+    const int64_t bytes = p.entry_width * sizeof(T);
+    const T least = least_of(number, first, bytes, p.width * sizeof(T), [&](int64_t slot) {
+      const T* entry = first + slot * p.entry_width;
+      return dot(query, entry, p.width) * scale + (biased ? entry[p.width] : 0);
+    });
+    for (size_t i = 0; i < listed.size(); i++) {
       if (of_listed[i] < least) continue;
       logits.push_back(of_listed[i]), factors.push_back(1);
       values.push_back(first + (listed[i] + 1) * p.entry_width - p.width);
@@ -123,13 +161,19 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   if (p.index) {
     const int64_t place = p.place[row], sinks = p.number_of_sinks, of_row = row * p.groups + group;
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
-    sight.listed.clear();
-    for (int64_t probe = 0; probe < p.probes; probe++) {
-      int64_t at = p.latest[of_row * (p.rings + 1) + p.read[reader * p.probes + probe]];
-      for (; at >= 0; at = p.earlier[of_row * p.window + at])
+    const int64_t* latest = p.latest + of_row * (p.rings + 1);
+    sight.listed.clear(), sight.walks.clear();
+    for (int64_t probe = 0; probe < p.probes; probe++)
+      sight.walks.push_back(latest[p.read[reader * p.probes + probe]]);
+    for (bool more = true; more;) {  // all lists side by side, for each key is a wait for memory
+      more = false;
+      for (int64_t& at : sight.walks) {
+        if (at < 0) continue;
         if (at <= place - p.gap) sight.listed.push_back(at);
+        at = p.earlier[of_row * p.window + at], more = true;
+      }
     }
-    sight.best(first, p.index, biased);
+    sight.best(of_key_head, p.index, biased);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
@@ -189,9 +233,12 @@ void keep(const Step& p, int64_t row) {
       const int64_t list = place < p.number_of_sinks ? p.rings : *written;  // the last: in none
       int64_t& latest = p.latest[(row * p.groups + group) * (p.rings + 1) + list];
       p.earlier[at] = latest, p.listed[at] = list, latest = place;
-      for (int64_t head = 0; head < sharing; head++)
-        std::copy_n(entries + head * p.entry_width, p.entry_width,
-                    p.kept + ((first + head) * p.window + place) * p.entry_width);
+      for (int64_t head = 0; head < sharing; head++) {
+        const int64_t slot = (first + head) * p.window + place;
+        const T* entry = entries + head * p.entry_width;
+        std::copy_n(entry, p.entry_width, p.kept + slot * p.entry_width);
+        p.scales[slot] = round_row(entry, p.width, p.codes + slot * p.width);
+      }
       continue;
     }
     if (!p.room) {
