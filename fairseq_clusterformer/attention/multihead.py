@@ -179,9 +179,7 @@ class MultiheadAttention(ProjectedHeads):
         out, report = router.attended(out[..., : self.head_dim], qkv, seen)
         return out, stores, report
 
-    def _of_kind(
-        self, i: int, heads: Projected, batch: Batch, given: dict[str, Any]
-    ) -> tuple[Tokens, QKV]:
+    def _of_kind(self, i: int, heads: Projected, batch: Batch, given: dict) -> tuple[Tokens, QKV]:
         """What a kind reads to assign, and what its heads attend with."""
         router, number = self.routers[i], len(self.kinds)
         size, dropout = self.num_heads // number, self.dropout if self.training else 0.0

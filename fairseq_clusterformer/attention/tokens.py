@@ -32,8 +32,7 @@ class Batch:
     never falling (None: each row is one)."""
 
     def __init__(self, padding_mask: Tensor | None = None, documents: Tensor | None = None):
-        self.padding_mask = padding_mask
-        self.documents = documents
+        self.padding_mask, self.documents = padding_mask, documents
         self._made: dict[Hashable, Any] = {}
 
     @property

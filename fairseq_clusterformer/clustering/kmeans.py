@@ -59,8 +59,7 @@ class KMeansClustering(Learner):
         self.num_clusters = num_clusters
         centroids = normalize(torch.randn(num_clusters, embed_dim), dim=-1)
         self.register_buffer("centroids", centroids[nearest_neighbour_order(centroids)])
-        self.bank = MemoryBank(bank_size)
-        self.interval = interval
+        self.bank, self.interval = MemoryBank(bank_size), interval
         self.age = -1  # updates since the last clustering; -1 before the first update
         self.epoch = 0  # 0 before the first one
         self.found = False  # whether centroids are K-Means's, and not random

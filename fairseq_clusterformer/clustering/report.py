@@ -41,15 +41,13 @@ class ClusterUse(NamedTuple):
 
 
 @torch.no_grad()
-def cluster_sizes(
-    clusters: Tensor, num_clusters: int, padding_mask: Tensor | None = None
-) -> Tensor:
+def cluster_sizes(clusters: Tensor, number: int, padding_mask: Tensor | None = None) -> Tensor:
     """Tokens in each of K clusters over a batch, float32 [G, K], by the clusters of several
     clusterings, int64 [B, G, N]; ``padding_mask``, bool [B, N], is True at padding."""
     if padding_mask is not None:  # padding is counted in a cluster K, which is cut off
-        clusters = clusters.masked_fill(padding_mask.unsqueeze(1), num_clusters)
+        clusters = clusters.masked_fill(padding_mask.unsqueeze(1), number)
     members = clusters.transpose(0, 1).flatten(1)
-    sizes = torch.zeros(len(members), num_clusters + 1, device=members.device)
+    sizes = torch.zeros(len(members), number + 1, device=members.device)
     return sizes.scatter_add_(1, members, sizes.new_ones(()).expand_as(members))[:, :-1]
 
 

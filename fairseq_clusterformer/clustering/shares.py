@@ -228,9 +228,7 @@ class _LogShares(torch.autograd.Function):
         return None, None, d_k, d_vectors, None, None, None
 
 
-def _assign(
-    scores: Scores, impl: str, *, counted: bool = True, mass: bool = True, **how: Any
-) -> Found:
+def _assign(scores: Scores, impl: str, *, counted: bool = True, mass: bool = True, **how) -> Found:
     """By C++ or by torch. ``counted``, ``mass`` and ``shares``: whether sizes, masses and shares
     are wanted; ``probes``: how many clusters of each token; ``explored``: the cluster that was
     drawn instead, -1 for none, int64 [B, H, N]; ``log_weights``: log of how much each token counts

@@ -158,9 +158,8 @@ def _own_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"others may write to {folder}; allowed: a folder of this user's with mode 700"
-        )
+        allowed = "a folder of this user's with mode 700"
+        raise PermissionError(f"others may write to {folder}; allowed: {allowed}")
     return folder
 
 
