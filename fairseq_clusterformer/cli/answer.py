@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 
-from fairseq_clusterformer.errors import UserError
+from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.outputs import check_output, write_text
 from fairseq_clusterformer.ranges import Range
 
@@ -59,7 +59,9 @@ def main(arguments: Sequence[str]) -> int:
 
     if not is_bundle(there := located(args.checkpoint)) and not there.is_file():
         raise no_file(there, "--checkpoint")
-    common.check_encoder(args.encoder)
+    if args.encoder and not (args.encoder / "config.json").is_file():
+        allowed = "a folder of BERT's form that transformers has written"
+        raise bad_option("--encoder", args.encoder, allowed, "it has no config.json")
     inputs = inputs_of(args, *args.document, *(f for d in args.document for f in d.rglob("*")))
     how = {"inputs": inputs, "force": args.force}
     if args.html:

@@ -127,13 +127,6 @@ def inputs_of(args: argparse.Namespace, *more: Path | None) -> list[Path]:
     return [Path(each) for each in named if each is not None]
 
 
-def check_encoder(folder: Path | None) -> None:
-    """Raise UserError if the folder of ``--encoder`` is none of transformers'."""
-    if folder is not None and not (folder / "config.json").is_file():
-        allowed = "a folder of BERT's form that transformers has written"
-        raise bad_option("--encoder", folder, allowed, "it has no config.json")
-
-
 def check_files(folder: Path, names: Sequence[str], **how) -> None:
     """Refuse files that must not, or cannot, be written to --out; `how` is `check_output`'s."""
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())

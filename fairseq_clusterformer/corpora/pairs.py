@@ -151,15 +151,10 @@ def _read_talks(path: Path) -> Iterator[str]:
             yield re.sub("</?(title|description)>", "", line).strip()
 
 
-def _read_segments(path: Path) -> Iterator[str]:
+def _read_segments(path: Path, apostrophe: str = "’") -> Iterator[str]:
     for line in read_lines(path):
         if found := re.search(r"<seg [^>]*>\s*(.*?)\s*</seg>", line):
-            yield found[1]
-
-
-def _read_plain_segments(path: Path) -> Iterator[str]:
-    """Yield the segments with plain apostrophes, as fairseq's recipe of IWSLT14."""
-    return (line.replace("’", "'") for line in _read_segments(path))
+            yield found[1].replace("’", apostrophe)
 
 
 def known_corpus(known: ParallelCorpus, source: Path | None) -> ParallelCorpus:
@@ -250,7 +245,7 @@ CORPORA = {
         ],
         operations=10_000,
         files=_IWSLT14,
-        readers={"train": _read_talks, "test": _read_plain_segments},
+        readers={"train": _read_talks, "test": partial(_read_segments, apostrophe="'")},
     ),
     # as fairseq's recipe has it, but for the test set's punctuation, which is normalised too
     "wmt14-en-de": ParallelCorpus(

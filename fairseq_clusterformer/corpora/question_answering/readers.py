@@ -196,7 +196,8 @@ def cloze_questions(
                 title = title or _digest(passage)
                 draw = random.Random(f"{seed} {passage}")
                 for question, context, answer in questions(passage, draw)[:per_passage]:
-                    places = (m.start() for m in _names(context) if m[0] == answer)
+                    names = compiled(_NAME).finditer(context)
+                    places = (name.start() for name in names if name[0] == answer)
                     item = {"id": _digest(f"{question}\n{context}"), "question": question}
                     item["answers"] = [{"text": answer, "answer_start": start} for start in places]
                     item |= {"context": context, "document": title}
@@ -225,7 +226,7 @@ def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
     parts = [passage[start:end] for start, end in sentences(passage)]
     places = defaultdict(list)  # of an answer: sentences, and where it begins there
     for number, part in enumerate(parts):
-        for match in _names(part):
+        for match in compiled(_NAME).finditer(part):
             # a word may have its capital from the sentence's beginning
             if match.start() or " " in match[0] or match[0][0].isdecimal():
                 places[match[0]].append((number, match.start()))
@@ -240,10 +241,6 @@ def questions(passage: str, draw: random.Random) -> list[tuple[str, str, str]]:
             found.append((question, rest, answer))
     draw.shuffle(found)
     return found
-
-
-def _names(text: str) -> Iterator:
-    return compiled(_NAME).finditer(text)
 
 
 def _digest(text: str) -> str:
