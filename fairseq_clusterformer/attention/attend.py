@@ -18,7 +18,7 @@ from ..kernels import attend_own, chosen, cpu, join, joint_attention, largest
 from ..precision import at_least_float32
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
-from .past import Entries, Kept, Keys, Lists, Near, Rings, Stores
+from .past import Entries, Keys, Lists, Near, Rings, Stores
 from .projections import QKV, rotated
 from .tokens import Assignment, Tokens, for_each
 
@@ -88,7 +88,7 @@ def _over(text: Text, heads: QKV) -> QKV:
 
 def _joined(
     results: list[Result], heads: QKV, seen: Seen, stores: Stores | None
-) -> tuple[Tensor, tuple[Kept, ...]]:
+) -> tuple[Tensor, tuple[Any, ...]]:
     """Values of results joined with what a kind shows besides keys, and what is kept of that."""
     kept = (stores and stores.others) or [None] * len(seen.others)
     found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
@@ -122,9 +122,7 @@ def _sinks(entries: Tensor, tokens: Tokens, rule: Rule, stores: Stores) -> Tenso
     return pad(kept, (0, 0, 0, 1)).scatter(2, at, entries)[:, :, :-1].contiguous()
 
 
-def _behind(
-    heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Kept, ...]
-) -> Stores:
+def _behind(heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[Any, ...]) -> Stores:
     text, near, entries = seen.text, None, _entries(heads, seen.assignment)
     if rule.index:
         rings = text.rings[:, :, 0, text.past :]
@@ -185,9 +183,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         rings.seen = rings.seen.masked_fill(tokens.begins.unsqueeze(-1), 0)
     if gap == 0:  # the query sees its own key in its ring
         store()
-    some = gap == 0 and not any(found.keys is not None for found in rounds)
     biased = assignment.key_bias is not None
-    visible = [rings.look(read, assignment.latest)._replace(some=some, biased=biased)]
+    visible = [rings.look(read, assignment.latest)._replace(biased=biased)]
     if gap > 0:
         visible.append(_own(entries, tokens, rule))
     if near is not None:
@@ -200,8 +197,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
             of_sinks = torch.cat([rotated(k, beyond, heads.rotary), rest], dim=-1)
         slot = torch.arange(sinks.size(2), device=place.device)
         hidden = slot >= place if gap > 0 else slot > place  # itself, if nothing else shows it
-        of_sinks = of_sinks.flatten(0, 1)
-        visible.append(Entries(of_sinks, hidden[:, None, None], some=gap == 0))
+        visible.append(Entries(of_sinks.flatten(0, 1), hidden[:, None, None]))
     out, others = _joined([_softmax(heads.q, visible, seen)], heads, seen, stores)
     if gap > 0:
         store()
@@ -237,7 +233,7 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
 def _own(entries: Tensor, tokens: Tokens, rule: Rule) -> Entries:
     hidden = tokens.padding_mask
     hidden = None if hidden is None else hidden.view(-1, 1, 1, 1)
-    return Entries(entries.flatten(0, 1), hidden, some=hidden is None, bias=rule.own_bias)
+    return Entries(entries.flatten(0, 1), hidden, bias=rule.own_bias)
 
 
 def _in_cpp(
@@ -297,7 +293,7 @@ def _softmax(q: Tensor, visible: Sequence[Entries], seen: Seen) -> tuple[Tensor,
         logits.append(found.view(batch, heads, found.size(-1)))
     sizes, logits = [found.size(-1) for found in logits], torch.cat(logits, dim=-1)
     weights = torch.softmax(logits, dim=-1).split(sizes, dim=-1)
-    some, out = any(part.some or part.hidden is None for part in visible), 0.0
+    some, out = any(part.hidden is None for part in visible), 0.0
     for part, entries, weight in zip(visible, each, weights, strict=True):
         if not some:  # where nothing is seen, all weights are alike
             hidden = part.hidden.expand(-1, -1, heads // part.hidden.size(1), -1)

@@ -138,8 +138,8 @@ class Other(ABC):
     @abstractmethod
     def attend(self, heads: QKV, kept: Any) -> tuple[Result, Any]:
         """What new tokens, one or several, see of it and of those before them, under a softmax of
-        its own, and what is kept behind them, a :class:`Kept`. ``kept``: that of the tokens
-        before; None: there are none."""
+        its own, and what is kept behind them, a tensor or a :class:`Kept`. ``kept``: that of the
+        tokens before; None: there are none."""
 
     def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
         """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step` by which that function
@@ -346,8 +346,10 @@ class Kind(nn.Module, ABC):
 def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
     """A query's own key is seen once, and not by padding."""
     own, batch = sight.own, text.sinks
-    if own is not None:
-        own = own.within((batch if rule.gap > 0 else text.batch).padding_mask)
+    mask = (batch if rule.gap > 0 else text.batch).padding_mask
+    if own is not None and mask is not None:
+        mask = mask.unsqueeze(1)
+        own = own._replace(hidden=mask if own.hidden is None else own.hidden | mask)
     if not rule.sinks:
         return replace(sight, own=own)
     itself = own is None or rule.gap == 0

@@ -58,7 +58,6 @@ class Entries(NamedTuple):
 
     entries: Tensor  # [B * J, slots, C], or [B * H, slots, C] where queries read other rings
     hidden: Tensor | None = None  # those that it does not see, bool [B, Q, 1, slots]; None: none
-    some: bool = False  # it sees one of them at least
     biased: bool = False  # whether the bias of an entry, which follows its key, counts
     bias: float = 0.0  # of each
     most: int | None = None  # only so many of the largest logits are seen
@@ -340,7 +339,7 @@ class Stores(Kept):
     near: Near | None = None
     #: the first S tokens of a document, 0 where there are fewer, [B, J, S, C]
     sinks: Tensor | None = None
-    others: tuple[Kept | None, ...] = ()  # of what else the kind shows, in its order
+    others: tuple[Any, ...] = ()  # of what else the kind shows, in its order
 
     def keys(self, before: Tensor, behind_sinks: Tensor) -> "tuple[Keys, Tensor] | None":
         """All keys that are kept, those of rings before those that are near, and which of them

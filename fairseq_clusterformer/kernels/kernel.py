@@ -88,13 +88,6 @@ class Own(NamedTuple):
     #: what dropout multiplies its weight by, [B, H, N]; None: there is none
     drops: Tensor | None = None
 
-    def within(self, padding_mask: Tensor | None) -> "Own":
-        """Hidden at padding [B, N], too."""
-        if padding_mask is None:
-            return self
-        padding = padding_mask.unsqueeze(1)
-        return self._replace(hidden=padding if self.hidden is None else self.hidden | padding)
-
 
 class Call(NamedTuple):
     """What a kernel is given."""

@@ -47,9 +47,8 @@ def _forward(
     WIDTH: tl.constexpr, PART: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    row, b, h, tile = place_of(tl.cdiv(length, BLOCK_M), of.heads)
     part = tl.program_id(1)
-    b, h = row // of.heads, row % of.heads
     # Causal attention over everything has its longest ranges last: they start first.
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     queries = load_queries(of, b, h, slot, length)
@@ -112,9 +111,8 @@ def _backward_queries(
     WIDTH: tl.constexpr, PART: tl.constexpr,
     ACC: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row, tile = place_of(tl.cdiv(length, BLOCK_M))
+    row, b, h, tile = place_of(tl.cdiv(length, BLOCK_M), of.heads)
     part = tl.program_id(1)
-    b, h = row // of.heads, row % of.heads
     slot = (tl.cdiv(length, BLOCK_M) - 1 - tile) * BLOCK_M + tl.arange(0, BLOCK_M)
     queries = load_queries(of, b, h, slot, length)
     at, low, high = queries[0], queries[2], queries[3]
@@ -168,9 +166,8 @@ def _backward_keys(
     ACC: tl.constexpr, PRECISION: tl.constexpr, ONCE: tl.constexpr, SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row, tile = place_of(tl.cdiv(slots, BLOCK_N))
+    row, b, h, tile = place_of(tl.cdiv(slots, BLOCK_N), of.heads)
     part = tl.program_id(1)
-    b, h = row // of.heads, row % of.heads
     key_slot = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     keys = load_keys(of, b, h, key_slot, slots)
     at = keys[0]
@@ -227,15 +224,15 @@ def _spans(
     TILE: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """First and one past the last query slot of those that see a tile of keys, in whole tiles."""
-    row, block = place_of(tl.cdiv(key_tiles, BLOCK))
+    row, b, g, block = place_of(tl.cdiv(key_tiles, BLOCK), groups)
     key_tile = block * BLOCK + tl.arange(0, BLOCK)
     begin = tl.zeros([BLOCK], tl.int32) + tiles
     end = tl.zeros([BLOCK], tl.int32)
     for first in range(0, tiles, BLOCK):
         tile = first + tl.arange(0, BLOCK)
         slot = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-        low = load_index(of.lo, row // groups, row % groups, slot, length).to(tl.int32)
-        high = load_index(of.hi, row // groups, row % groups, slot, length).to(tl.int32)
+        low = load_index(of.lo, b, g, slot, length).to(tl.int32)
+        high = load_index(of.hi, b, g, slot, length).to(tl.int32)
         some = high > low  # first and last key slots that each tile of queries sees
         low, high = tl.min(tl.where(some, low, slots), 1), tl.max(tl.where(some, high, 0), 1)
         # [key tiles, query tiles]: their ranges overlap

@@ -47,15 +47,23 @@ def arguments(call: Call) -> dict:
     q, layout, bias = call.q, call.layout, call.key_bias
     bias = None if bias is None else rows_of(bias.expand(q.shape[:3]).unsqueeze(-1))
     indices = (index_of(getattr(layout, name)) for name in TENSORS)
-    length, width = q.shape[2:]
+    (length, width), size = q.shape[2:], q.element_size()
+    # Columns of a head that a program holds at once: as many as leave its threads enough of their
+    # 255 registers; numbers of float32 are held as two each.
+    most = 128 if size == 2 else 64
+    if size == 4 and width > 64:
+        most = 32
+    # How tensor cores multiply float32: as three products of TensorFloat32, which lose two to four
+    # times what float32's own would, or as one where torch allows that.
+    precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
     return {
         "of": Given(*map(rows_of, call[:3]), bias, *indices, q.size(1), call.dropout, call.seed),
         "length": length,
         "slots": layout.slots,
         "WIDTH": width,
-        "PART": _part_of(width, q.element_size()),
-        "ACC": tl.float64 if q.dtype == torch.float64 else tl.float32,
-        "PRECISION": _precision_of(q.dtype),
+        "PART": min(max(16, triton.next_power_of_2(width)), most),
+        "ACC": tl.float64 if size == 8 else tl.float32,
+        "PRECISION": "ieee" if size == 8 else precision,
     }
 
 
@@ -87,28 +95,12 @@ def launch(kernel: triton.JITFunction, which: int, q: Tensor, **given: Any) -> N
     kernel[programs, triton.cdiv(width, part)](**given, **how)
 
 
-def _precision_of(dtype: torch.dtype) -> str:
-    """How tensor cores multiply float32: as three products of TensorFloat32, which lose two to
-    four times what float32's own would, or as one where torch allows that (``fp32_precision``)."""
-    if dtype == torch.float64:
-        return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
-
-
-def _part_of(width: int, number_bytes: int) -> int:
-    """Columns of a head that a program holds at once: a power of 2, as many as leave its threads
-    enough of their 255 registers."""
-    most = 128 if number_bytes == 2 else 64
-    if number_bytes == 4 and width > 64:  # held as two numbers each
-        most = 32
-    return min(max(16, triton.next_power_of_2(width)), most)
-
-
 @triton.jit
-def place_of(tiles):
-    """The row, int64, and the tile of this program: one axis of the grid, for a second one ends
-    at 65,535."""
-    return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+def place_of(tiles, heads):
+    """Of this program: the row of all, its b and h, int64, and the tile: one axis of the grid, for
+    a second one ends at 65,535."""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    return row, row // heads, row % heads, tl.program_id(0) % tiles
 
 
 @triton.jit

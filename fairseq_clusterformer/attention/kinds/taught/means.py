@@ -19,7 +19,6 @@ from torch.nn.functional import pad
 
 from ....precision import at_least_float32, full_float32
 from ...kind import Other, Result
-from ...past import Kept
 from ...projections import QKV
 from ...tokens import Tokens, for_each
 from .scouts import gather_tokens
@@ -89,22 +88,17 @@ class Places(NamedTuple):
 
 
 @dataclass
-class Sums(Kept):
-    """What the chunk of the next token sees, and what comes to it in each chunk behind."""
-
-    sums: Tensor  # at least float32 [B, J, 1 + later, K, C]
-
-
-@dataclass
 class MeansSoFar(_Means):
     """Causal: a text is cut into chunks of S tokens. The queries of a chunk see means of the keys
-    that are ``gap`` tokens or more before its begin, of which no near window shows any."""
+    that are ``gap`` tokens or more before its begin, of which no near window shows any. Kept are
+    the sums that the chunk of the next token sees, and what comes to them in each chunk behind, at
+    least float32 [B, J, 1 + later, K, C]."""
 
     every: int = 1  # S
     gap: int = 1  # tokens between a chunk and the keys that it sees means of, and one more
 
     @full_float32()
-    def attend(self, heads: QKV, kept: Sums | None) -> tuple[Result, Sums]:
+    def attend(self, heads: QKV, kept: Tensor | None) -> tuple[Result, Tensor]:
         q, at, one = heads.q, self.places(), heads.q.size(2) == 1
         sums, behind = self._sums(heads, at, kept)
         slot, slots = at.slot.unsqueeze(1), 1 if one else at.chunks * self.every
@@ -132,17 +126,16 @@ class MeansSoFar(_Means):
         else:
             slot = slot.clamp(max=slots - 1).expand(q.shape[:3])
             out, lse = gather_tokens(out, slot), lse.gather(2, slot)
-        return self.result(heads, out, lse), Sums(behind)
+        return self.result(heads, out, lse), behind
 
-    def in_cpu_step(self, heads: QKV, kept: Sums | None) -> tuple[dict[str, Any], Sums] | None:
-        if kept is None or kept.sums.dtype != heads.q.dtype:
+    def in_cpu_step(self, heads: QKV, kept: Tensor | None) -> tuple[dict[str, Any], Tensor] | None:
+        padded = self.tokens.padding_mask is not None  # a sink, say
+        if padded or kept is None or kept.dtype != heads.q.dtype:
             return None
-        if self.tokens.padding_mask is not None:  # of a sink, say
-            return None
-        at, shape = self.places(), (len(kept.sums), heads.q.size(1), 1)
+        at, shape = self.places(), (len(kept), heads.q.size(1), 1)
         looked_into = torch.cat([c.expand(shape) for c in self.looked_into], dim=-1)
-        cluster = self.keys.expand(*kept.sums.shape[:2], 1)
-        given = {"sums": kept.sums, "looked_into": looked_into, "cluster": cluster}
+        cluster = self.keys.expand(*kept.shape[:2], 1)
+        given = {"sums": kept, "looked_into": looked_into, "cluster": cluster}
         return given | {"since": at.since, "ends": at.end}, kept
 
     def places(self) -> Places:
@@ -168,9 +161,9 @@ class MeansSoFar(_Means):
             since = since.masked_fill(mask, chunks + later + 1)
         return Places(slot, since, end, chunks, later)
 
-    def _sums(self, heads: QKV, at: Places, kept: Sums | None) -> tuple[Tensor, Tensor]:
+    def _sums(self, heads: QKV, at: Places, kept: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sums of keys and values by cluster, as the queries of each chunk see them, at least
-        float32 [B, J, M, K, C]; and those of :class:`Sums`."""
+        float32 [B, J, M, K, C]; and those that are kept."""
         k, number = heads.k, at.chunks + at.later + 1
         entries = _entries(k, heads.v)
         place = at.since.unsqueeze(1) * self.clusters + for_each(k, self.keys)
@@ -179,8 +172,8 @@ class MeansSoFar(_Means):
         if kept is None:
             sums = entries.new_zeros(*k.shape[:2], rows, entries.size(-1))
         else:
-            sums = kept.sums.flatten(2, 3)
-            sums = pad(sums, (0, 0, 0, rows - sums.size(2)))
+            kept = kept.flatten(2, 3)
+            sums = pad(kept, (0, 0, 0, rows - kept.size(2)))
         sums = sums.scatter_add_(2, place, entries)[:, :, :-1]
         sums = sums.unflatten(2, (number, self.clusters))
         seen = sums.cumsum(2)
