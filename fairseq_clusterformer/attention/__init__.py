@@ -7,7 +7,7 @@ are assigned apart (1, J or H); a file names those that it alone has.
 
 from .heads import AttentionPlan, HeadForm  # noqa: F401
 from .kind import Kind, Other, Traits  # noqa: F401
-from .kinds import gated, kmeans, lsh, neural, routing, strided, window, xl  # noqa: F401
+from .kinds import gated, kmeans, lsh, neural, routing, window, xl  # noqa: F401
 from .kinds.taught import kind as taught  # noqa: F401 (all register)
 from .multihead import MultiheadAttention  # noqa: F401
 from .options import (  # noqa: F401

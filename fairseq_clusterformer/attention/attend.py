@@ -101,9 +101,7 @@ def _entries(heads: QKV, assignment: Assignment) -> Tensor:
     k, bias = heads.k, assignment.key_bias
     if bias is None:
         return torch.cat([k, heads.v], dim=-1)
-    if 1 < bias.size(1) < k.size(1):  # the same for all heads of a group
-        bias = bias.repeat_interleave(k.size(1) // assignment.groups, dim=1)
-    bias = bias.to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1)
+    bias = for_each(k, bias).to(k.dtype).unsqueeze(-1).expand(*k.shape[:3], 1)
     return torch.cat([k, bias, heads.v], dim=-1)
 
 

@@ -1,8 +1,6 @@
 """What a kind of attention is: one function that assigns tokens to clusters, and its options.
 
-A kind never touches softmax. What its queries see follows from what it assigns and from its rule:
-the ranges of a text of keys, in which kept keys stand in front of the new tokens, which alone ask.
-In training nothing is kept. Decoding follows the rule "recent" token by token.
+A kind never touches softmax: what its queries see follows from what it assigns and from its rule.
 
 Shape letters: L rounds of clustering, M kept keys, N new tokens, T = M + N.
 """
@@ -290,7 +288,20 @@ class Kind(nn.Module, ABC):
         self._check(tokens, assignment)
         behind = tokens.behind(self.rule.sinks)
         text = self._text(tokens, behind, assignment.rounds, stores)
-        sight = _with_sinks(self.rule, text, self.sight(text, assignment))
+        sight, rule, batch = self.sight(text, assignment), self.rule, text.sinks
+        own, mask = sight.own, (batch if rule.gap > 0 else text.batch).padding_mask
+        if own is not None and mask is not None:  # it is not seen by padding
+            mask = mask.unsqueeze(1)
+            own = own._replace(hidden=mask if own.hidden is None else own.hidden | mask)
+        sight = replace(sight, own=own)
+        if rule.sinks:
+            itself = own is None or rule.gap == 0  # else it would be seen twice
+            like = text.rings[:, 0, 0] if text.past else text.tokens.x
+            layout = batch.cached(
+                ("sinks", rule.sinks, itself),
+                lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
+            )
+            sight = replace(sight, sinks=(layout,))
         return seen._replace(text=text, sight=sight)
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
@@ -341,24 +352,6 @@ class Kind(nn.Module, ABC):
         """Apply what was observed since the last call; called before each update."""
         if self.learner is not None:
             self.learner.commit()
-
-
-def _with_sinks(rule: Rule, text: Text, sight: Sight) -> Sight:
-    """A query's own key is seen once, and not by padding."""
-    own, batch = sight.own, text.sinks
-    mask = (batch if rule.gap > 0 else text.batch).padding_mask
-    if own is not None and mask is not None:
-        mask = mask.unsqueeze(1)
-        own = own._replace(hidden=mask if own.hidden is None else own.hidden | mask)
-    if not rule.sinks:
-        return replace(sight, own=own)
-    itself = own is None or rule.gap == 0
-    like = text.rings[:, 0, 0] if text.past else text.tokens.x
-    layout = batch.cached(
-        ("sinks", rule.sinks, itself),
-        lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
-    )
-    return replace(sight, own=own, sinks=(layout,))
 
 
 def shared_vector(q: Tensor, k: Tensor) -> Tensor:

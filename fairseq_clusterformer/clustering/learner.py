@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..precision import Float32Buffers, at_least_float32, full_float32
-from .fuzzy import lowest_argmax
 from .report import cluster_sizes
 
 
@@ -116,12 +115,10 @@ class SphericalMeans(Learner):
 
     @torch.no_grad()
     @full_float32()
-    def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest centroid of vectors of any length [B, H, N, E], int64 [B, H, N], and the
-        cosines to all, at least float32 [B, H, N, K]."""
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Cosines of vectors [B, H, N, E] and centroids, at least float32 [B, H, N, K]."""
         unit = normalize(at_least_float32(vectors), dim=-1)
-        cosines = unit @ self.centroids.to(unit.dtype).mT
-        return lowest_argmax(cosines), cosines
+        return unit @ self.centroids.to(unit.dtype).mT
 
     @torch.no_grad()
     def sums(self, vectors: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Tensor:

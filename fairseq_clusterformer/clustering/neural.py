@@ -17,12 +17,9 @@ class NeuralClustering(AverageNormalizer):
 
     Args:
         embed_dim, num_clusters: D and K.
-        similarity, temperature: phi (see :class:`.fuzzy.Similarity`), and what divides it inside
-            the exponent of eq. 2.
-        normalizer: the denominator of eq. 2 when tokens are assigned. "sentence": over all tokens
-            of the row, as in the paper. Independent of later tokens are "running", over the tokens
-            so far, and "average": an exponential moving average of the mean over training batches,
-            a constant for each cluster.
+        similarity, temperature, normalizer: see :func:`.fuzzy.fuzzy_clusters`. "sentence" is the
+            paper's. Independent of later tokens are "running" and "average": an exponential moving
+            average of the mean over training batches, a constant for each cluster.
         momentum: of that average.
         own_centroids: False: the centroids are given to each call.
     """

@@ -20,13 +20,6 @@ class RoutingOptions(IndexOptions):
     rule: str = rule_option("recent", "chunk")
 
 
-@dataclass(frozen=True)
-class Ranked(Assignment):
-    """Also says how similar keys and centroids are, [B, G, N, K]."""
-
-    similarity: Tensor | None = None
-
-
 @register_attention("routing", RoutingOptions)
 class RoutingAttention(Kind):
     """Each head has centroids of its own, which follow its queries and keys. These are
@@ -50,13 +43,13 @@ class RoutingAttention(Kind):
         return shared, shared
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
-        mask, keys, similarity = tokens.padding_mask, None, None
+        mask, keys = tokens.padding_mask, None
         clusters = nearest_by_cosine(tokens.q, self.means.centroids)
         if tokens.decoding:
             return Assignment.once(clusters), state
         assigned = [(tokens.q, clusters)]
         if not self.rule.causal:
-            keys, similarity = self.means(tokens.k)
+            keys = nearest_by_cosine(tokens.k, self.means.centroids)
             assigned.append((tokens.k, keys))
         sizes = sum(cluster_sizes(c, self.options.clusters, mask) for _, c in assigned)
         observation = None
@@ -64,11 +57,11 @@ class RoutingAttention(Kind):
             seen = (self.means.sums(vectors, c, mask) for vectors, c in assigned)
             observation = sum(seen).flatten()
         report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
-        return Ranked.once(clusters, keys, similarity=similarity, report=report), state
+        return Assignment.once(clusters, keys, report=report), state
 
-    def chunks(self, text: Text, assignment: "Ranked") -> Sight:
+    def chunks(self, text: Text, assignment: Assignment) -> Sight:
         ((clusters,), _), mask = text.rounds[0], text.batch.padding_mask
-        return Sight((top_layout(clusters, assignment.similarity, padding_mask=mask),))
+        return Sight((top_layout(clusters, self.means(text.tokens.k), padding_mask=mask),))
 
 
 def _on_sphere(x: Tensor) -> Tensor:

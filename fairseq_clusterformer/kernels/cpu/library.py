@@ -51,7 +51,7 @@ def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values:
     """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
     struct gets these values; what is None or is not given is 0, or no tensor."""
     library, struct = _loaded(dtype, width, source)
-    given = struct(threads=threads())
+    given = struct(threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1)
     for name, value in values.items():
         if isinstance(value, Tensor):
             strided = getattr(struct, name).size == ctypes.sizeof(_Tensor)
@@ -61,21 +61,15 @@ def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values:
     getattr(library, f"run_{function}")(ctypes.byref(given))
 
 
-def threads() -> int:
-    """How many a kernel may start here."""
-    return torch.get_num_threads() if os.getpid() == _PROCESS else 1
-
-
 def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> str | None:
     """Why there is no library for rows of a width; None: there is one."""
     loaded = _loaded(dtype, width, source)
     return loaded if isinstance(loaded, str) else None
 
 
-def can_run(source: str, x: Tensor, width: int | None = None) -> bool:
+def can_run(source: str, x: Tensor) -> bool:
     """Whether there is a library for rows of x [..., E], and they are on a CPU."""
-    width = x.size(-1) if width is None else width
-    return x.device.type == "cpu" and why_missing(x.dtype, width, source) is None
+    return x.device.type == "cpu" and why_missing(x.dtype, x.size(-1), source) is None
 
 
 def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:

@@ -1,11 +1,9 @@
 """Taught clustering: clusters that attention teaches.
 
 Each head has routing projections of its own, which read the layer's input, or the head's queries
-and keys, detached, and learn by the routing loss alone
-(:mod:`~fairseq_clusterformer.attention.kinds.taught.scouts`): in training, some queries see every
-key, and queries and keys come into the same cluster where the scouts' attention goes.
-The task trains what is attended, and never what routes: its gradient would have to pass an argmax.
-(The indexer of DeepSeek-V3.2, 2025, is taught alike.)
+and keys, detached, and learn by the loss of scouts alone (see ``scouts.py``). The task trains what
+is attended, and never what routes: its gradient would have to pass an argmax. (The indexer of
+DeepSeek-V3.2, 2025, is taught alike.)
 
 Shape letters: J heads of keys that have clusters of their own, R width of what routes.
 """
