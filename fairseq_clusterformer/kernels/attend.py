@@ -140,12 +140,11 @@ def largest(
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
     with autocast_off(q):
-        found = None
+        found = q.new_empty(*q.shape[:3], 0)
         for layout in layouts:
             call = Call(q, k, k, layout.key_bias, None, layout, 0.0)
             validate(call)
-            of_call = best(call, number + 1)
-            both = of_call if found is None else torch.cat([found, of_call], dim=-1)
+            both = torch.cat([found, best(call, number + 1)], dim=-1)
             found = both.topk(number + 1).values
         least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
     return None, None, least - (1 + least.abs()) * slack

@@ -10,7 +10,6 @@ so a key that helps nobody in its cluster is pushed out of it, until it comes to
 Queries of another cluster never see a key that would help them, so it gets no gradient. In
 training some keys are therefore put into a cluster drawn at random, as if they were sure of it: a
 bias of 0 there, with the gradient of log p. One that helps there is drawn to it.
-A query's own key, which may lie in another cluster, is always seen, with q . k / sqrt(E).
 """
 
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ class Gated(Kind):
 
     @staticmethod
     def declare(options: GatedOptions, shape: Shape) -> Traits:
-        return Traits(own="always")
+        return Traits(own="always")  # which may lie in another cluster
 
     def __init__(self, options: GatedOptions, shape: Shape):
         super().__init__(options, shape)

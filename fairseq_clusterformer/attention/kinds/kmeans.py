@@ -49,11 +49,9 @@ class KMeans(Kind):
         clusters = self.clustering(x).unsqueeze(1)
         if tokens.decoding:
             return Assignment.once(clusters), state
-        report = Report(
-            cluster_sizes=cluster_sizes(clusters, self.options.clusters, mask)[0],
-            clusters=clusters,
-            observation=self.clustering.observation(x, mask) if self.training else None,
-        )
+        sizes = cluster_sizes(clusters, self.options.clusters, mask)[0]
+        seen = self.clustering.observation(x, mask) if self.training else None
+        report = Report(cluster_sizes=sizes, clusters=clusters, observation=seen)
         return Assignment.once(clusters, report=report), state
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:

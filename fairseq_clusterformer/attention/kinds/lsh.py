@@ -40,9 +40,8 @@ class Lsh(Float32Buffers, Kind):
     def __init__(self, options: LshOptions, shape: Shape):
         super().__init__(options, shape)
         directions = -(-options.clusters // 2)  # two buckets each, or one of the last
-        self.register_buffer(
-            "rotations", torch.randn(options.rounds, shape.num_heads, shape.head_dim, directions)
-        )
+        sizes = options.rounds, shape.num_heads, shape.head_dim, directions
+        self.register_buffer("rotations", torch.randn(sizes))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         shared = shared_vector(q, k)
