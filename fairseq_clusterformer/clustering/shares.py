@@ -93,7 +93,7 @@ class Scores(NamedTuple):
 class Found(NamedTuple):
     """What :func:`_assign` finds; None: what was not asked for."""
 
-    clusters: Sequence[Tensor]  # int64 [B, H, N], of each probe
+    clusters: Tensor  # int64 [probes, B, H, N]
     sizes: Tensor | None  # [H, K]
     log_mass: Tensor | None  # of each cluster, log of the sum of exp(s) over real tokens [H, K]
     log_share: Tensor | None = None  # [B, H, N]
@@ -161,8 +161,8 @@ def assign_both(
         scores = Scores(*given, *rest)
         with torch.no_grad():
             found = _assign(scores, impl, probes=probes, mass=False, counted=False)
-        first, *more = (clusters[:, : q.size(1)] for clusters in found.clusters)
-        key = found.clusters[0][:, q.size(1) :]
+        first, *more = found.clusters[:, :, : q.size(1)]
+        key = found.clusters[0, :, q.size(1) :]
         return Assigned(first, key, None, None, None, tuple(more))
     queries = Scores(q, of_each, of_queries.to(dtype), *rest)
     keys = Scores(k, vectors, of_keys.to(dtype), *rest)
@@ -178,7 +178,7 @@ def assign_both(
             cluster = torch.randint(vectors.size(1), drawn.shape, device=k.device)
             explored = cluster.masked_fill(~drawn, -1)
         cluster, *others = _LogShares.apply(explored, impl, *keys[:5])
-        of_keys = Found([cluster], *others)
+        of_keys = Found(cluster.unsqueeze(0), *others)
     (first, *more), (key,) = found.clusters, of_keys.clusters
     if not counted:
         return Assigned(first, key, None, None, None, tuple(more))
@@ -288,7 +288,7 @@ def _by_torch(
     if explored is not None:
         clusters = [torch.where(explored < 0, clusters[0], explored)]
         log_share.masked_fill_(explored >= 0, 0.0)
-    return Found(clusters, sizes, log_mass, log_share, total)
+    return Found(torch.stack(clusters), sizes, log_mass, log_share, total)
 
 
 def _whole(parts: Sequence[Tensor | None]) -> Tensor | None:
