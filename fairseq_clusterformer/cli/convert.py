@@ -32,6 +32,7 @@ from fairseq_clusterformer.ranges import Range
 from .common import Parser, add_places, number
 
 _LENGTH = 2048  # short texts are enough to teach a router
+_OF_PLAN = ("max_positions", "rotary_scaling", "updates", "lr", "seed")
 _LEGEND = """\
 Shares of the dense head's attention. far: beyond the near window; best: that window and
 the W heaviest keys beyond it; began, after: what window and clusters hold before and
@@ -64,6 +65,8 @@ def _parser() -> Parser:
     add("--window-below F", about, type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions N", about)
+    about = "slow rotary positions as transformers does, until they reach --max-positions"
+    add("--rotary-scaling KIND", about, choices=("linear", "yarn"))
     about = "first tokens of a text that all heads of a decoder see (default: 4 where heads give "
     about += "these much attention beyond the near window, else 0)"
     add("--sinks N", about, type=number(Range(at_least=0, whole=True)))
@@ -183,7 +186,7 @@ def _plan(args: argparse.Namespace, loaded):
         if not left:
             problem = f"there is no spec of {whose} to make"
             raise bad_option(f"--{name.replace('_', '-')}", value, "none here", problem)
-    made |= {name: getattr(args, name) for name in ("max_positions", "updates", "lr", "seed")}
+    made |= {name: getattr(args, name) for name in _OF_PLAN}
     near, far = (128, 64) if "encoder" in sides else (256, 128)
     near, far = args.near_window or near, args.far_window or far
     if (args.rings or "encoder" in sides) and (args.probes or 0) >= far:

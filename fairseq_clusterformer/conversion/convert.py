@@ -21,6 +21,7 @@ from fairseq_clusterformer.attention.options import Heads, parse_attention, writ
 from fairseq_clusterformer.checkpoints.bundle import copy_data, is_bundle
 from fairseq_clusterformer.checkpoints.load import Loaded, reason_of
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.families import rotary_table
 from fairseq_clusterformer.outputs import whole_folder
 
 from .fit import fit_layers
@@ -84,6 +85,7 @@ def check(loaded: Loaded, plan: Plan) -> None:
     if getattr(getattr(model, "decoder", None), "separate_documents", False):
         problem = "it was trained with --separate-documents"
         raise bad_option(name, loaded.path, "a model whose rows are one text each", problem)
+    scaled(loaded, plan)
     for side in plan.specs.keys() - target.specs.keys():
         raise bad_option(f"--{side}-attention", plan.specs[side], "none", f"there is no {side}")
     positions = model.max_positions()
@@ -99,6 +101,27 @@ def check(loaded: Loaded, plan: Plan) -> None:
                 raise bad_option(f"--{option.replace('_', '-')}", value, fitted, problem)
 
 
+def scaled(loaded: Loaded, plan: Plan) -> Loaded:
+    """A dense model whose rotary positions reach the plan's, if it wants that. Raises UserError:
+    there are none, they are scaled, or reach so far."""
+    if (kind := plan.rotary_scaling) is None:
+        return loaded
+    from transformers import LlamaConfig
+
+    layers = attentions(loaded.model) if "rotary_scaling" in loaded.cfg.model else {}
+    rotary, width = next(((of.rotary, of.head_dim) for of in layers.values()), (None, 0))
+    most, positions = plan.max_positions or 0, loaded.model.max_positions()
+    if rotary is None or rotary.rates or most <= positions:
+        allowed = "rotary positions that are not scaled, and more --max-positions than they have"
+        raise bad_option("--rotary-scaling", kind, allowed)
+    rope = {"rope_type": kind, "rope_theta": rotary.base, "factor": most / positions}
+    rope |= {"original_max_position_embeddings": positions} if kind == "yarn" else {}
+    sizes = {"head_dim": width, "max_position_embeddings": most}
+    cfg = OmegaConf.create(OmegaConf.to_container(loaded.cfg), flags={"allow_objects": True})
+    cfg.model.rotary_scaling = rotary_table(LlamaConfig(**sizes, rope_parameters=rope))
+    return replace(loaded, cfg=cfg)
+
+
 def _is_ours(model: torch.nn.Module) -> bool:
     return type(model).__module__.startswith("fairseq_clusterformer.")
 
@@ -108,7 +131,7 @@ def convert(loaded: Loaded, batches: Sequence[Inputs], plan: Plan, folder: Path)
     batches, which nothing is fitted to unless there is one alone; the folder is that of
     :func:`~.measure.kept_beside`. Raises UserError: options of the model that have no clustered
     form, texts that are too short, or a disk without room."""
-    sides = target_of(loaded).specs
+    loaded, sides = scaled(loaded, plan), target_of(loaded).specs
     dense = rebuilt(loaded, dict.fromkeys(sides, "full"))
     _check_same(loaded, dense, batches[0])
     number = len(_first(batches, MEASURED)[: max(1, len(batches) // 4)])

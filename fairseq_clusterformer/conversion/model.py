@@ -34,6 +34,7 @@ class Plan:
     window_below: float = 0.01  # a head with less attention beyond the window is a window
     sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs
     max_positions: int | None = None  # most tokens of a sequence; None: as before
+    rotary_scaling: str | None = None  # to so many, "linear" or "yarn"; None: as before
     scouts: int = 16  # in the training that follows
     updates: int = 96  # of the routers; 0: they stay as they begin
     lr: float = 0.02
