@@ -35,7 +35,7 @@ _REFUSED = {
 
 class ClusterformerCache(Cache):
     """What a decoder keeps from token to token: rings of W keys and values for each cluster. Its
-    size is bounded however long the text, except for layers of the kind full."""
+    size is bounded however long the text, except for the kind full and an index."""
 
     is_linear = (False,)  # of one layer, as if all were: what the cache has not seen is read
     is_croppable = False  # what a ring has dropped is gone
