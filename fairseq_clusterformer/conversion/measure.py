@@ -227,8 +227,8 @@ def recall(
                 far = looked.gather(-1, keys.unsqueeze(1).expand_as(of_head)) & beyond
                 far = of_head.masked_fill(~far, 0.0)
                 most = min(theirs.routers[part].rule.index, far.size(-1))
-                far = (far > 0) & (far >= far.topk(most, -1).values[..., -1:])
-                visible = far | (seen & ~beyond)
+                best = torch.zeros_like(seen).scatter(-1, far.topk(most, -1).indices, True)
+                visible = (best & (far > 0)) | (seen & ~beyond)
             else:
                 visible = parts[part][:, within] & seen
             far = of_head.masked_fill(~beyond, 0.0).sum(-1)

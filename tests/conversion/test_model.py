@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.options import parse_attention
 from fairseq_clusterformer.conversion.batches import far_of
 from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
@@ -256,6 +257,25 @@ class TestFit:
         drawn[:, :, :2] = 9 * reading.q.mean(2, keepdim=True)
         losses = [_loss(pupil, reading._replace(k=k)) for k in (reading.k, drawn)]
         assert torch.equal(*losses) == (sinks == 2), losses
+
+    def test_an_index_shows_the_best_of_its_clusters(self) -> None:
+        """Beyond the window; as those that it chooses from are found another way."""
+        dense = dense_of_pairs(causal=True)
+        kinds = TAUGHT.replace("taught(", "taught(index=3,probes=2,sinks=1,")
+        clustered = attention(kinds, rotary=False, short_convolution=0)
+        x, order = pairs(2, 60), [2, 0, 1, 5, 4, 3]
+        found, _ = recall(Model(dense), Model(clustered), [{"x": x}], PLACE, order, 8, 1)
+        reading = read(Model(dense), {"x": x})(PLACE)
+        logits = reading.q @ reading.k.mT * dense.head_dim**-0.5
+        token = torch.arange(60)
+        distance = token[:, None] - token
+        weights = logits.masked_fill(distance < 0, -torch.inf).softmax(-1)
+        beyond = (distance >= 8) & (token >= 1)
+        (seen,) = tokens_seen(clustered, x.transpose(0, 1), None).values()
+        best = (weights[:, order] * (seen & beyond)).topk(3, -1).values.sum(-1)
+        near = (weights[:, order] * ((distance >= 0) & ~beyond)).sum(-1)
+        of_places = (best + near)[:, :, beyond.any(-1)].mean((0, 2))
+        torch.testing.assert_close(found[order].float(), of_places)
 
     def test_normalisers_are_of_the_batches_given_last(self, models: Models) -> None:
         routers = pupils(models.dense, models.clustered, {PLACE: models.order})
