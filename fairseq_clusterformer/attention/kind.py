@@ -295,12 +295,10 @@ class Kind(nn.Module, ABC):
             own = own._replace(hidden=mask if own.hidden is None else own.hidden | mask)
         sight = replace(sight, own=own)
         if rule.sinks:
+            positions = batch.positions(text.rings[:, 0, 0])
             itself = own is None or rule.gap == 0  # else it would be seen twice
-            like = text.rings[:, 0, 0] if text.past else text.tokens.x
-            layout = batch.cached(
-                ("sinks", rule.sinks, itself),
-                lambda: sink_layout(batch.positions(like), rule.sinks, itself=itself, batch=batch),
-            )
+            key, how = ("sinks", rule.sinks, itself), {"itself": itself, "batch": batch}
+            layout = batch.cached(key, lambda: sink_layout(positions, rule.sinks, **how))
             sight = replace(sight, sinks=(layout,))
         return seen._replace(text=text, sight=sight)
 

@@ -276,11 +276,9 @@ class Lists(Kept):
         room, needed = self.entries.size(2), self.steps + number + 1
         if needed > room:
             more = max(needed, 2 * room, FIRST_ROOM) - room
-            self.entries, self.codes = (
-                pad(t, (0, 0, 0, more)) for t in (self.entries, self.codes)
-            )
-            for name in ("scales", "clusters", "before"):
-                setattr(self, name, pad(getattr(self, name), (0, more)))
+            for name in ("entries", "codes", "scales", "clusters", "before"):
+                kept = getattr(self, name)
+                setattr(self, name, pad(kept, (0, 0) * (kept.dim() - 3) + (0, more)))
 
     def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
         """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""

@@ -157,7 +157,12 @@ def routing_gain(
         lands, in_sight = _InCpp.apply(given, shares, keys.x, keys.vectors, keys.log_held)
     else:
         values = for_each(q, keys.shares().to(q.dtype))
-        attended = gather_tokens(_attended(q, k, values, layouts, impl), places)
+        width, clusters = q.size(-1), values.size(-1)
+        found = [  # of as many clusters at a time as heads are wide
+            join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
+            for part in pad(values, (0, -clusters % width)).split(width, dim=-1)
+        ]
+        attended = gather_tokens(torch.cat(found, dim=-1)[..., :clusters], places)
         in_order = gather_tokens(values, layouts[0].key_order.expand(values.shape[:3]))
         below = pad(in_order.cumsum(2), (0, 0, 1, 0))  # sums before each slot
         pairs = zip(hi, lo, strict=True)
@@ -196,18 +201,6 @@ class _InCpp(torch.autograd.Function):
         tensors |= {"d_shares": d_shares, "d_x": d_x, "d_vectors": d_vectors}
         given.run("scouts_backward", **tensors, d_log_held=d_held)
         return None, d_shares, d_x, d_vectors, d_held
-
-
-def _attended(
-    q: Tensor, k: Tensor, values: Tensor, layouts: Sequence[Layout], impl: str
-) -> Tensor:
-    """Values [B, H, N, K] that queries attend to, for as many at a time as heads are wide."""
-    width = q.size(-1)
-    found = [
-        join([ranged_attention(q, k, part.contiguous(), one, impl=impl) for one in layouts])[0]
-        for part in pad(values, (0, -values.size(-1) % width)).split(width, dim=-1)
-    ]
-    return torch.cat(found, dim=-1)[..., : values.size(-1)]
 
 
 def routing_loss(gain: Gain) -> Tensor:
