@@ -55,7 +55,7 @@ def test_in_any_precision(kind, dtype, taken):
 
 
 def test_by_several_threads(taken, monkeypatch):
-    monkeypatch.setattr(library, "threads", lambda: 3)
+    monkeypatch.setattr(library.torch, "get_num_threads", lambda: 3)
     check(build("window", causal=True, window=4000, of={}), 4100)
     assert len(taken) == STEPS
 
