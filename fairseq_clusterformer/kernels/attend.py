@@ -136,6 +136,7 @@ def largest(
     :class:`Layout` that hides all other keys, -inf where there are none. What rounding could
     confuse with the last of them is seen, too."""
     q, k = at_least_float32(q), at_least_float32(k)
+    number = min(number, sum(layout.slots for layout in layouts))
     slack = torch.finfo(q.dtype).eps ** 0.75
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)

@@ -140,6 +140,7 @@ def test_the_largest_logits_of_all_layouts(impl, biased):
     more = ordered[..., number].isfinite()
     assert more.any()
     assert not more.all()
+    assert largest(q, k, None, layouts, 10**9, impl)[2].isneginf().all()  # no room for so many
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         values, _, least = largest(q.to(dtype), k.to(dtype), v.to(dtype), layouts, number, impl)
         assert least[~more].isneginf().all()
