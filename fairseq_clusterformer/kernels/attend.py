@@ -140,14 +140,14 @@ def largest(
     slack = torch.finfo(q.dtype).eps ** 0.75
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
-    with autocast_off(q):
-        found = q.new_empty(*q.shape[:3], 0)
-        for layout in layouts:
-            call = Call(q, k, k, layout.key_bias, None, layout, 0.0)
-            validate(call)
-            both = torch.cat([found, best(call, number + 1)], dim=-1)
-            found = both.topk(number + 1).values
-        least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
+    calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
+    for call in calls:
+        validate(call)
+    tensors = [
+        q.new_empty(0) if tensor is None else tensor for tensor in _flat(calls, False)[0][5:]
+    ]
+    found = _largest_logits(q, k, tensors, number + 1)
+    least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
     return None, None, least - (1 + least.abs()) * slack
 
 
@@ -236,6 +236,25 @@ class _Attention(torch.autograd.Function):
         saved, (kernel, rest) = ctx.saved_tensors, ctx.given
         carry, tensors = Carry(*saved[:4]), saved[4:]
         return None, None, *_run_backward(kernel, tensors, rest, carry, d_out, d_lse)
+
+
+@torch.library.custom_op(
+    "fairseq_clusterformer::largest_logits",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor[] layouts, SymInt number) -> Tensor",
+)
+def _largest_logits(q, k, layouts, number):
+    """So many of all layouts together [B, H, N, number]; -inf where there are fewer."""
+    found = q.new_empty(*q.shape[:3], 0)
+    with autocast_off(q):
+        for call in _calls([q, k, k, None, None, *layouts], (None, 0.0, False)):
+            found = torch.cat([found, best(call, number)], dim=-1).topk(number).values
+    return found
+
+
+@_largest_logits.register_fake
+def _(q, _k, _layouts, number):
+    return q.new_empty(*q.shape[:3], number)
 
 
 _INPUTS = (

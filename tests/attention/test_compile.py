@@ -14,6 +14,7 @@ from .plain import documents
     [
         ("neural(clusters=3)", True),
         pytest.param("neural(clusters=3)+gated(clusters=3,gap=4)", True, marks=pytest.mark.whole),
+        ("taught(clusters=3,index=3)", True),
         pytest.param("lsh+routing", False, marks=pytest.mark.whole),
     ],
 )
