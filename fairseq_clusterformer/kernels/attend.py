@@ -5,7 +5,7 @@ width."""
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ KERNELS: dict[str, Kernel] = {
     "cpu": Cpu(),
 }
 _warn = cache(logger.warning)  # once
+_operator = partial(torch.library.custom_op, mutates_args=())
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an obstacle
 
 
@@ -65,13 +66,10 @@ def ranged_attention(
         impl: "auto" or one of ``IMPLEMENTATIONS``. Only reference attends by
             ``layout.earlier_only``, and "auto" takes it there.
 
-    Returns:
-        The attended values [B, H, N, E] in token order and q's dtype, 0 where nothing is seen; and
-        the log-sum-exp of the logits [B, H, N], at least float32, -inf where nothing is seen. Both
-        are differentiable with respect to q, k and key_bias, and the first also to v.
-
-    Raises:
-        ValueError: an unknown ``impl``, or one that cannot attend this; tensors that do not fit.
+    Returns the attended values [B, H, N, E] in token order and q's dtype, 0 where nothing is seen,
+    and the log-sum-exp of the logits [B, H, N], at least float32, -inf there. Both are
+    differentiable with respect to q, k and key_bias, the first also to v. Raises ValueError: an
+    unknown ``impl``, or one that cannot attend this; tensors that do not fit.
     """
     if key_bias is not None:
         if layout.key_bias is not None:
@@ -115,9 +113,7 @@ def joint_attention(
     computed_wide = wide or (q.is_cpu and (len(layouts) > 1 or own is not None))
     if torch.compiler.is_compiling() and impl != "reference":
         tensors, rest = _flat(calls, computed_wide)
-        # autograd does not look into a list with None in it: what is absent is empty
-        of_layouts = [q.new_empty(0) if tensor is None else tensor for tensor in tensors[5:]]
-        out, lse = operator(*tensors[:5], of_layouts, *rest, impl)
+        out, lse = operator(*tensors[:5], _there(q, tensors[5:]), *rest, impl)
     elif (kernel := _kernel(impl, q, computed_wide)).backward is None:
         out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
     else:
@@ -141,12 +137,7 @@ def largest(
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
     calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
-    for call in calls:
-        validate(call)
-    tensors = [
-        q.new_empty(0) if tensor is None else tensor for tensor in _flat(calls, False)[0][5:]
-    ]
-    found = _largest_logits(q, k, tensors, number + 1)
+    found = _largest_logits(q, k, _there(q, _flat(calls, False)[0][5:]), number + 1)
     least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
     return None, None, least - (1 + least.abs()) * slack
 
@@ -177,6 +168,11 @@ def _flat(calls: list[Call], wide: bool) -> tuple[list[Tensor | None], tuple]:
     for call in calls:
         tensors += [call.key_bias, call.seed, *(getattr(call.layout, name) for name in TENSORS)]
     return tensors, (bias, calls[0].dropout, wide)
+
+
+def _there(q: Tensor, tensors: list[Tensor | None]) -> list[Tensor]:
+    """What is absent is empty: autograd does not look into a list with None in it."""
+    return [q.new_empty(0) if tensor is None else tensor for tensor in tensors]
 
 
 def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
@@ -238,12 +234,8 @@ class _Attention(torch.autograd.Function):
         return None, None, *_run_backward(kernel, tensors, rest, carry, d_out, d_lse)
 
 
-@torch.library.custom_op(
-    "fairseq_clusterformer::largest_logits",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor[] layouts, SymInt number) -> Tensor",
-)
-def _largest_logits(q, k, layouts, number):
+@_operator("fairseq_clusterformer::largest_logits")
+def _largest_logits(q: Tensor, k: Tensor, layouts: list[Tensor], number: int) -> Tensor:
     """So many of all layouts together [B, H, N, number]; -inf where there are fewer."""
     found = q.new_empty(*q.shape[:3], 0)
     with autocast_off(q):
@@ -252,9 +244,7 @@ def _largest_logits(q, k, layouts, number):
     return found
 
 
-@_largest_logits.register_fake
-def _(q, _k, _layouts, number):
-    return q.new_empty(*q.shape[:3], number)
+_largest_logits.register_fake(lambda q, _k, _of, number: q.new_empty(*q.shape[:3], number))
 
 
 _INPUTS = (
@@ -263,11 +253,7 @@ _INPUTS = (
 )
 
 
-@torch.library.custom_op(
-    "fairseq_clusterformer::ranged_attention",
-    mutates_args=(),
-    schema=f"({_INPUTS}) -> (Tensor, Tensor)",
-)
+@_operator("fairseq_clusterformer::ranged_attention", schema=f"({_INPUTS}) -> (Tensor, Tensor)")
 def operator(*inputs):
     *tensors, layouts, bias, dropout, wide, impl = inputs
     calls = _calls([*tensors, *layouts], (bias, dropout, wide))
@@ -277,14 +263,12 @@ def operator(*inputs):
 
 @operator.register_fake
 def _(q, *others):
-    wide = others[-2]
-    out = empty_like(at_least_float32(q) if wide else q)
+    out = empty_like(at_least_float32(q) if others[-2] else q)  # wide
     return out, at_least_float32(q.new_empty(q.shape[:3]))
 
 
-@torch.library.custom_op(
+@_operator(
     "fairseq_clusterformer::ranged_attention_backward",
-    mutates_args=(),
     schema=f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, {_INPUTS}) "
     "-> (Tensor, Tensor, Tensor, Tensor[])",
 )
@@ -298,14 +282,12 @@ def _operator_backward(d_out, d_lse, out, lse, *inputs):
 
 @_operator_backward.register_fake
 def _(_d_out, _d_lse, _out, _lse, q, k, v, _hidden, _drops, layouts, *_others):
-    d_biases = [bias.new_empty(bias.shape) for bias in layouts[::_OF_LAYOUT]]
-    return empty_like(q), empty_like(k), empty_like(v), d_biases
+    return *map(empty_like, (q, k, v)), [b.new_empty(b.shape) for b in layouts[::_OF_LAYOUT]]
 
 
 def _save(ctx, inputs, output):
-    *tensors, layouts, bias, dropout, wide, impl = inputs
-    ctx.rest = bias, dropout, wide, impl
-    ctx.save_for_backward(*output, *tensors, *layouts)
+    ctx.rest = inputs[6:]
+    ctx.save_for_backward(*output, *inputs[:5], *inputs[5])
 
 
 def _backward(ctx, d_out, d_lse):
