@@ -47,11 +47,13 @@ def leaks_future(model: nn.Module) -> bool:
 def begin_of(loaded: Loaded, coding: TextCoding, *, empty: bool = False) -> Tensor:
     """What stands in front of a text by the training's options, int64 [N]: ``<s>`` with
     --add-bos-token, and the symbol of --text-begin, for want of which an `empty` text has
-    ``</s>``."""
+    ``</s>``. Raises UserError: there is no such symbol."""
     words, begin = coding.dictionary, getattr(loaded.model, "text_begin", None)
     if empty and not begin or begin is None and coding.unit != "byte":
         begin = words[words.eos()]
     tokens = [words.bos()] * bool(loaded.cfg.task.get("add_bos_token"))
+    if begin and begin not in words:
+        raise bad_option("--text-begin", begin, "a symbol of the dict.txt, or '' for nothing")
     if begin:
         tokens.append(words.index(begin))
     return torch.tensor(tokens, dtype=torch.int64)

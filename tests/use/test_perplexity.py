@@ -155,9 +155,12 @@ def test_a_text_begins_by_a_symbol_or_nothing(word_checkpoint, begin):
     wanted = [*first, *tokens[:3]], tokens[not first :]
     assert [(source.tolist(), target.tolist()) for source, target in blocks] == [wanted]
     assert language._given("a", "text", 1).tolist() == [*first, tokens[0]]
-    assert language._given("", "text", 1).tolist() == first or [2]
+    assert language._given("", "text", 1).tolist() == (first or [2])
     with pytest.raises(UserError, match="--begin is b-; allowed: a symbol of its dict.txt, or"):
         language.begin_by("b-")
+    language.model.text_begin = "b-"
+    with pytest.raises(UserError, match="--text-begin is b-; allowed: a symbol of the dict.txt"):
+        language.encode("a")
     language.begin_by("")
     with pytest.raises(UserError, match="nothing stands before its only token; allowed: a text"):
         text_blocks(loaded, "\n")
