@@ -295,8 +295,8 @@ class Lists(Kept):
         of_list, slots = rings.gather(-1, order), slot.gather(-1, order)
         first = of_list.diff(prepend=of_list[..., :1] - 1) != 0
         before = torch.where(first, self.latest.gather(-1, of_list), slots.roll(1, -1))
-        self.before = self.before.scatter(-1, slots, before)
-        self.clusters = self.clusters.scatter(-1, slot, rings)
+        self.before.scatter_(-1, slots, before)
+        self.clusters.scatter_(-1, slot, rings)
         self.latest = self.latest.scatter_reduce(-1, rings, slot, "amax")
         if torch.is_grad_enabled():  # what was attended to is read again
             self.entries = self.entries.clone()
