@@ -1,7 +1,7 @@
 """What is found in sections of documents: answers, their places, and their order among all."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_clusterformer.errors import read_json, reading
 
 from ..answers import TYPES, Answer, Answers
-from .passages import WORD
+from .passages import WORD, stems
 from .sections import Section
 from .texts import ABBREVIATION, SENTENCE_END
 
@@ -24,8 +24,9 @@ _PAIRS = dict(zip('([{\u201c\u00ab\u201e"', ')]}\u201d\u00bb\u201c"', strict=Tru
 GUESSES = 3  # at most, where no answer is found
 _AROUND = 160  # characters on either side of an answer
 _LEAST = 1e-300  # of a probability
+_ALONE = 10.0  # nats: the lead of an answer without a rival
 #: what ranks answers
-FEATURES = ("margin", "words", "likeness", "none")
+FEATURES = ("margin", "words", "likeness", "none", "asked", "lead")
 
 
 @dataclass(eq=False)
@@ -38,6 +39,7 @@ class SectionRead:
     clusters: Callable[[], dict[tuple[int, str], Tensor]] = field(default=dict, repr=False)
     words: float = 0.0  # how relevant it is to the question; see `Passages`
     likeness: float = 0.0
+    asked: Collection[str] = ()  # the stems of the question that have four letters or more
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +56,15 @@ class FoundAnswer:
     characters: tuple[int, int] | None  # [start, end) of the paragraph
     read: SectionRead = field(repr=False)  # the section that it is from
     found: bool = False  # whether it is likely enough to be an answer; else it is a guess
+    lead: float = _ALONE  # its margin less that of the best answer with another text
 
     @property
     def features(self) -> dict[str, float]:
         """What :class:`Weights` weighs, by its name there."""
         none = math.log(max(self.read.answers.types["none"], _LEAST))
-        values = (self.margin, self.read.words, self.read.likeness, none)
+        asked = self.read.asked
+        said = len({*asked}.intersection(stems(self.context))) / max(1, len(asked))
+        values = (self.margin, self.read.words, self.read.likeness, none, said, self.lead)
         return dict(zip(FEATURES, values, strict=True))
 
     @property
@@ -102,6 +107,8 @@ class Weights:
     words: float = 0.5  # of the relevance of the passage; see `Passages`
     likeness: float = 0.0
     none: float = 0.0  # of the logarithm of the probability of "no answer" in the passage alone
+    asked: float = 0.0  # of the share of the question's words that stand in the answer's sentence
+    lead: float = 0.0  # of the answer's lead
     bias: float = 0.0  # added to the sum
     threshold: float | None = None  # probability of an answer that counts; None: not calibrated
     passage: int | None = None  # tokens of the passages that were read; None: as in training
@@ -223,6 +230,7 @@ def ranked(
                 probability = _sigmoid(margin)
             found.append(_found(probability, margin, answer, type_, read))
     found = [each for each in found if not _MARKS.fullmatch(each.text)]
+    found = _with_leads(found)
     found.sort(key=lambda each: (not by_margin and each.type != likeliest, -weights.of(each)))
     kept: list[FoundAnswer] = []
     for answer in found:
@@ -277,6 +285,18 @@ def _found(
             place = whole_words(paragraph, *place) if type_ == "short" else place
             text = paragraph[slice(*place)]
     return FoundAnswer(text, type_, probability, margin, source.name, number, place, read)
+
+
+def _with_leads(found: Sequence[FoundAnswer]) -> list[FoundAnswer]:
+    """Each with its lead over the best one of which neither text holds the other."""
+    best = sorted(found, key=lambda each: -each.margin)
+    texts = [(each.text.casefold(), each.margin) for each in best]
+
+    def lead(text: str, margin: float) -> float:
+        rivals = (other for x, other in texts if not (x in text or text in x))
+        return margin - next(rivals, margin - _ALONE)
+
+    return [replace(each, lead=lead(*own)) for each, own in zip(best, texts, strict=True)]
 
 
 def _overlap(*both: FoundAnswer) -> bool:

@@ -25,7 +25,7 @@ from ..checkpoints.bundle import CALIBRATION
 from ..checkpoints.load import Loaded
 from ..use.base import Pretrained
 from .found import Ranking, SectionRead, Weights, ranked, ranked_candidates
-from .passages import Index, Passages, SentenceEncoder
+from .passages import Index, Passages, SentenceEncoder, stems
 from .sections import Section, Splitter, together
 from .sources import Source, read_sources, state_of, text_source
 from .texts import clean
@@ -144,8 +144,9 @@ class Reader(Pretrained):
         if names:
             return ranked_candidates([self._weigh(tokens, x, names) for x in sections], top)
         reads = self.read(tokens, sections, top)
+        asked = {stem for stem in stems(question) if len(stem) > 3}
         for read, (_, words, likeness) in zip(reads, chosen, strict=True):
-            read.words, read.likeness = words, likeness
+            read.words, read.likeness, read.asked = words, likeness, asked
         ranking = ranked(reads, top, least, self.weights)
         matters = len(chosen) < len(passages) or not ranking.found
         if matters and not any(words for _, words, _ in chosen):

@@ -144,6 +144,22 @@ class TestMargins:
         assert (first.file, plain.file) == ("right", "loud")
         assert first.features["none"] == pytest.approx(math.log(0.1))
 
+    def test_words_of_the_question_in_the_sentence_count(self):
+        reads = [by_margin("loud", 3.0), by_margin("right", 2.0)]
+        reads = [replace(x, asked=y) for x, y in zip(reads, ({"both"}, {"one", "z"}), strict=True)]
+        first, plain = (ranked(reads, 9, weights=Weights(asked=x))[0] for x in (3.0, 0.0))
+        assert (first.file, plain.file) == ("right", "loud")
+        assert (first.features["asked"], plain.features["asked"]) == (0.5, 0)
+
+    def test_an_answer_leads_before_the_best_other_text(self):
+        """The same text elsewhere is no rival."""
+        rival = read("x", EVEN, [Answer("two", -1.5, 0, (4, 7), (2, 3))], none=-3.0)
+        reads = [by_margin("loud", 3.0), by_margin("same", 2.0), rival]
+        found = ranked(reads, 9, weights=Weights(lead=2.0, threshold=0.5))
+        assert [each.lead for each in found] == pytest.approx([1.5, 0.5, -1.5])
+        assert found[0].probability == odds(3 + 2 * 1.5)
+        assert ranked(reads[:2], 9)[0].lead == 10
+
     @pytest.mark.parametrize(
         ("threshold", "least", "verdict"),
         [

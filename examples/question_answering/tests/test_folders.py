@@ -55,7 +55,7 @@ def rows() -> list[dict]:
             right = file is not None and place == 1
             answer = {"file": "a.txt", "right": right, "f1": float(right), "exact": right}
             answer |= {"margin": draw(2 if file else 0, 1), "words": draw(4 if right else 0, 1)}
-            answers.append(answer | {"likeness": 0.0, "none": draw(-2 if right else 0, 1)})
+            answers.append(dict.fromkeys(FEATURES, 0.0) | answer | {"none": draw(-2 * right, 1)})
         found.append({"file": file, "found": answers, "seconds": 0.1, "passage": 384})
     return found
 
@@ -65,7 +65,7 @@ def test_what_is_shown_is_the_share_of_right_answers(rows):
     nothing = [{"file": file, "found": [], "seconds": 0.1} for file in ("a.txt", None)]
     weights = folders.fit([*rows[:300], *nothing])
     assert weights == folders.fit(rows[:300])
-    assert weights.words > weights.margin > 0 == weights.likeness > weights.none
+    assert weights.words > weights.margin > 0 == weights.likeness == weights.lead > weights.none
     scores, bins = folders.score(rows[300:], weights)
     before, _ = folders.score(rows[300:], Weights())
     assert scores["right file first"] == scores["right answer among three"] == 100
