@@ -30,6 +30,7 @@ from fairseq_clusterformer.attention.kinds.taught.scouts import (
     scout_layouts,
 )
 from fairseq_clusterformer.attention.projections import rotated
+from fairseq_clusterformer.attention.tokens import for_each
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced
@@ -218,7 +219,11 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     of_queries, of_keys = router.routing(x, None)
     drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
     of_scouts = gather_tokens(of_queries, drawn[1])
-    scouts = Scouts(*drawn, *router.shares(of_scouts, of_keys, batch.padding_mask))
+    shares, keys = router.shares(of_scouts, of_keys, batch.padding_mask)
+    if router.rule.index:  # by what chance would find: all keys in one list would earn nothing
+        chance = keys.shares().mean(2, keepdim=True)
+        shares = shares / for_each(shares, chance).clamp(min=TINY)
+    scouts = Scouts(*drawn, shares, keys)
     if router.rule.sinks:  # which are seen in any cluster: finding them is no gain
         batch = pupil.tokens(reading).behind(router.rule.sinks).batch
     layouts = scout_layouts(
