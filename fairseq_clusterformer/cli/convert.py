@@ -32,11 +32,20 @@ from fairseq_clusterformer.ranges import Range
 from .common import Parser, add_places, number
 
 _LENGTH = 2048  # short texts are enough to teach a router
-_OF_PLAN = ("max_positions", "rotary_scaling", "updates", "lr", "seed")
+_OF_PLAN = ("max_positions", "rotary_scaling", "lr", "seed")
 _LEGEND = """\
 Shares of the dense head's attention. far: beyond the near window; best: that window and
 the W heaviest keys beyond it; began, after: what window and clusters hold before and
 after fitting, and by chance with as many keys. A head moves to its place in the layer."""
+
+
+#: of a decoder's index; with --rings and of encoders
+_INDEX = {"near": 256, "far": 128, "window_below": 0.01, "tokens": 1 << 16, "updates": 96}
+_RINGS = {"near": 128, "far": 64, "window_below": 0.05, "tokens": 1 << 18, "updates": 300}
+
+
+def _default(name: str) -> str:
+    return f" (default: {_INDEX[name]:,}; with --rings or an encoder: {_RINGS[name]:,})"
 
 
 def _parser() -> Parser:
@@ -49,20 +58,20 @@ def _parser() -> Parser:
     add("--attention SPEC", about + "--scouts, --window-below and the like)")
     add("--encoder-attention SPEC", "of a translator's encoder alone")
     add("--decoder-attention SPEC", "of a translator's decoder alone")
-    about = "tokens that are near: the window of all heads (default: 256, with an encoder 128)"
-    add("--near-window N", about)
-    about = "W, tokens of their clusters that heads see beyond the near window: of a decoder, of "
-    about += (
-        "all those with the largest logits; of an encoder, on either side (default: 128, with "
+    about = "tokens that are near: the window of all heads"
+    add("--near-window N", about + _default("near"))
+    about = (
+        "W, tokens of their clusters that heads see beyond the near window: of an index, those "
     )
-    add("--far-window N", about + "an encoder 64)")
+    about += "with the largest logits; of an encoder, on either side"
+    add("--far-window N", about + _default("far"))
     about = "a decoder sees the latest tokens of its clusters, and keeps no others"
     add("--rings", about, default=None)
     add("--clusters N", "of heads that cluster (default: positions / --far-window)")
     about = "clusters that a query looks into (default: a quarter of them; with --rings and in an "
     add("--probes N", about + "encoder 2, which share --far-window)")
-    about = "a head with less attention beyond the near window becomes a window (default: 0.01)"
-    add("--window-below F", about, type=number(Range(0, 1)))
+    about = "a head with less attention beyond the near window becomes a window"
+    add("--window-below F", about + _default("window_below"), type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
     add("--max-positions N", about)
     about = "slow rotary positions as transformers does, until they reach --max-positions"
@@ -82,9 +91,9 @@ def _parser() -> Parser:
     add("--text FILE", about, nargs="+")
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
     add("--tokens-per-sample N", about)
-    add("--tokens N", "to read, the first 4,096 to measure on", default=1 << 16)
-    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin"
-    add("--updates N", about, type=number(Range(at_least=0, whole=True)), default=96)
+    add("--tokens N", "to read, the first 4,096 to measure on" + _default("tokens"))
+    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin" + _default("updates")
+    add("--updates N", about, type=number(Range(at_least=0, whole=True)))
     add("--lr F", "of the routers", type=number(Range(above=0)), default=0.02)
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"
     add("--scouts N", about)
@@ -126,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         plan = _plan(args, loaded)
         check(loaded, plan)
         length = batches.length_of(loaded, args.tokens_per_sample, _LENGTH)
-        how = {"tokens": args.tokens, "length": length}
+        how = {"tokens": args.tokens or _defaults(args, loaded)["tokens"], "length": length}
         if args.text:
             given = batches.of_text(loaded, args.text, **how, seed=args.seed)
         else:
@@ -169,6 +178,12 @@ def _recipe(args: argparse.Namespace) -> dict:
     return options | {"sources": [*map(checksum, there)], "version": __version__}
 
 
+def _defaults(args: argparse.Namespace, loaded) -> dict:
+    from fairseq_clusterformer.conversion.model import target_of
+
+    return _RINGS if args.rings or "encoder" in target_of(loaded).specs else _INDEX
+
+
 def _plan(args: argparse.Namespace, loaded):
     """What the options ask for; UserError for one of specs that are made, if none is."""
     from fairseq_clusterformer.conversion.model import Plan, target_of
@@ -187,8 +202,10 @@ def _plan(args: argparse.Namespace, loaded):
             problem = f"there is no spec of {whose} to make"
             raise bad_option(f"--{name.replace('_', '-')}", value, "none here", problem)
     made |= {name: getattr(args, name) for name in _OF_PLAN}
-    near, far = (128, 64) if "encoder" in sides else (256, 128)
-    near, far = args.near_window or near, args.far_window or far
+    defaults = _defaults(args, loaded)
+    made.setdefault("window_below", defaults["window_below"])
+    made["updates"] = defaults["updates"] if args.updates is None else args.updates
+    near, far = args.near_window or defaults["near"], args.far_window or defaults["far"]
     if (args.rings or "encoder" in sides) and (args.probes or 0) >= far:
         raise bad_option("--probes", args.probes, f"less than --far-window, {far}")
     return Plan(specs=specs, near=near, far=far, **made)

@@ -40,7 +40,8 @@ from .measure import Inputs, Read, progress, read, recall
 from .model import Place, Plan, attentions
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
-TEACHERS = 256  # queries of each text and head: other texts teach more than other queries
+TEACHERS = 2048  # queries of each text and head
+OF_INDEX = 256  # the same of an index: other texts teach more than other queries
 SPREAD = 0.5  # of the weights of a routing convolution
 DISTANCES = 256  # over which rotary positions are averaged
 TINY = 1e-30  # of a head that was pruned, all is 0
@@ -217,7 +218,8 @@ def fit(
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
     router, batch, x = pupil.router, reading.batch, pupil.routed(reading)
     of_queries, of_keys = router.routing(x, None)
-    drawn = draw_scouts(TEACHERS, len(pupil.heads), x, batch.padding_mask)
+    number = OF_INDEX if router.rule.index else TEACHERS
+    drawn = draw_scouts(number, len(pupil.heads), x, batch.padding_mask)
     of_scouts = gather_tokens(of_queries, drawn[1])
     shares, keys = router.shares(of_scouts, of_keys, batch.padding_mask)
     if router.rule.index:  # by what chance would find: all keys in one list would earn nothing

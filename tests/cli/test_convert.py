@@ -210,7 +210,7 @@ def test_other_kinds_start_anew(dense_checkpoint, tmp_path, capsys):
         ("--tokens-per-sample 99", "--tokens-per-sample is 99; allowed: 3 to 64"),
         ("--near-window 64", "--near-window is 64: no text that the decoder reads goes"),
         ("--probes 5 --clusters 4", "--probes is 5; allowed: up to --clusters, 4"),
-        ("--rings --probes 128", "--probes is 128; allowed: less than --far-window, 128"),
+        ("--rings --probes 64", "--probes is 64; allowed: less than --far-window, 64"),
         ("--attention full --probes 3", "--probes is 3: there is no spec of heads to make"),
         ("--text no/such", "--text is no/such: no such file; allowed: a file of text"),
         ("--gen-subset tests", "--gen-subset is tests: Dataset not found"),
