@@ -40,7 +40,7 @@ after fitting, and by chance with as many keys. A head moves to its place in the
 
 
 #: of a decoder's index; with --rings and of encoders
-_INDEX = {"near": 256, "far": 128, "window_below": 0.01, "tokens": 1 << 16, "updates": 96}
+_INDEX = {"near": 256, "far": 128, "window_below": 0.01, "tokens": 1 << 16, "updates": 0}
 _RINGS = {"near": 128, "far": 64, "window_below": 0.05, "tokens": 1 << 18, "updates": 300}
 
 
