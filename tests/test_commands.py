@@ -99,7 +99,7 @@ def write_inputs(folder: Path) -> None:
                 asked.append(json.dumps({**record, "answers": answers}))
         files[f"DIR/{name}-v1.1.json"] = [json.dumps({"data": articles})]
     files |= dict.fromkeys(("my-texts/a.txt", "my-texts/b.txt", "SOURCE/a.txt"), lines)
-    files |= dict.fromkeys(("README.md", "notes.txt"), lines[:20])
+    files |= dict.fromkeys(("README.md", "notes.txt", "held-out.txt"), lines[:20])
     files |= dict.fromkeys(("questions.jsonl", "my-questions/train.jsonl"), asked)
     files |= dict.fromkeys(("DIR/STS-B/train.tsv", "DIR/STS-B/dev.tsv"), scored)
     files |= dict.fromkeys(("qa1_train.txt", "qa1_test.txt"), told)
