@@ -8,8 +8,7 @@ from fairseq_clusterformer.errors import bad_option
 _XLQA, _OPENKP = "examples/xlqa", "examples/etc/openkp"
 #: commands by their words
 COMMANDS = {
-    "vectors": f"python {_XLQA}/vectors.py",
-    "similar": f"the Python in {_XLQA}/README.md",
+    **dict.fromkeys(("vectors", "similar"), f"the Python in {_XLQA}/README.md"),
     "prepare keyphrases": f"python {_OPENKP}/prepare.py",
     "evaluate keyphrases": f"the Python in {_OPENKP}/README.md",
 }

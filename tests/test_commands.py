@@ -104,6 +104,7 @@ def write_inputs(folder: Path) -> None:
     files |= dict.fromkeys(("DIR/STS-B/train.tsv", "DIR/STS-B/dev.tsv"), scored)
     files |= dict.fromkeys(("qa1_train.txt", "qa1_test.txt"), told)
     files |= {
+        "vectors.txt": [word + 100 * f" {i}" for i, word in enumerate(sentence.split())],
         "TEXT/books.txt": [f"{line}. {line}.\nLINE" for line in lines],
         "letters/one.txt": ["Ada Lovelace signed the treaty."],
         "pairs.tsv": [f"{line}\t{line[::-1]}" for line in lines[:60]],

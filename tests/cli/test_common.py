@@ -119,7 +119,7 @@ def test_a_loop_of_links_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "place"),
     [
-        ("vectors x y", "python examples/xlqa/vectors.py"),
+        ("vectors x y", "the Python in examples/xlqa/README.md"),
         ("similar x y", "the Python in examples/xlqa/README.md"),
         ("prepare keyphrases openkp x", "python examples/etc/openkp/prepare.py"),
         ("evaluate keyphrases --checkpoint x", "the Python in examples/etc/openkp/README.md"),

@@ -1,23 +1,23 @@
 """Words of subwords, against a loop over strings; vectors of words, and how they are learned."""
 
 import gzip
-import lzma
 import random
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
 from fairseq_clusterformer.data import subwords
 from fairseq_clusterformer.data.characters import joins, words_of
 from fairseq_clusterformer.models.pretrained import read_word_vectors
 from tests.data.subword_models import TEXTS, write_gpt2, write_sentencepiece
-from xlqa import vectors
+from tests.pages import blocks
 from xlqa.tests.test_readers import make_task
 from xlqa.word_reader import Speller, VectorTable, spelling_code
+
+README = Path(__file__).parents[1] / "README.md"
 
 
 def by_hand(row: list[int], texts: list[str], mask: list[bool]) -> list[list[int]]:
@@ -69,7 +69,7 @@ def test_words_of_tokens(masked):
 
 @pytest.mark.parametrize("form", ["gpt2", "sentencepiece"])
 def test_words_are_those_that_have_vectors(form, tmp_path):
-    """Of real models of subwords: what `words_of` says, which `vectors.py` learns."""
+    """Of real models of subwords: what `words_of` says, by which vectors are learned."""
     if form == "gpt2":
         write_gpt2(tmp_path)
     else:
@@ -101,49 +101,21 @@ def test_vectors_are_found_as_spelt_or_in_lower_case():
     assert not VectorTable(3)(torch.tensor([codes])).ne(0).all(-1).logical_not().any()
 
 
-#: words of one class stand in the same places
-CLASSES = [[f"{letter}{number}" for number in range(6)] for letter in "abcd"]
-
-
-def run(*words: object) -> int:
-    return program(vectors.NAME, vectors.main, [*map(str, words), "--width", "12"])
-
-
-def test_words_of_like_places_come_close(tmp_path, capsys, monkeypatch):
-    """Of a plain file and two packed ones, sentences of four words. The point comes first, what
-    stands four times not at all. Vectors are always the same; no input is written over."""
+def test_words_of_like_places_come_close(tmp_path, monkeypatch):
+    """By the Python in the README. A word of one class stands in the same places as another."""
     pytest.importorskip("gensim")
-    folder, draw, written = tmp_path / "text", random.Random(1), []
+    classes = [[f"{letter}{number}" for number in range(6)] for letter in "abcd"]
+    draw, folder = random.Random(1), tmp_path / "my-texts"
     folder.mkdir()
-    for name, pack in (("0.txt", bytes), ("1.txt.xz", lzma.compress), ("2.gz", gzip.compress)):
-        lines = (" ".join(map(draw.choice, CLASSES)) + ".\n" for _ in range(400))
+    for pack, name in ((bytes, "0.txt"), (gzip.compress, "1.txt.gz")):
+        lines = (" ".join(map(draw.choice, classes)) + ".\n" for _ in range(7000))
         (folder / name).write_bytes(pack("".join(lines).encode()))
-    (folder / "rare.txt").write_text("rare " * 4)
-    for out in (tmp_path / "a.txt", tmp_path / "b.txt"):
-        assert run(folder, out, "--epochs", 60) == 0
-        assert capsys.readouterr().out == f"wrote {out}: vectors of 25 words\n"
-        written.append(out.read_text().splitlines())
-    assert written[0] == written[1]
-    assert [len(line.split(" ")) for line in written[0]] == [13] * 25
-    assert written[0][0].startswith(". ")
-    known = sum(CLASSES, [])
-    words, found = read_word_vectors(str(out), 12, "--word-dim", known=known)
-    assert sorted(words) == sorted(known)
-    table = normalize(found[[words.index(word) for word in known]], dim=-1)
-    likeness = (table @ table.t()).fill_diagonal_(-1)
-    right = likeness.argmax(1) // 6 == torch.arange(24) // 6
-    assert right.float().mean() > 0.9
-    out.write_text("the user's")
-    none, new = tmp_path / "none", tmp_path / "new.txt"
-    for words, said in {
-        (folder / "rare.txt", new): f"SOURCE is {folder}/rare.txt: no word stands in it five",
-        (none, new): f"SOURCE is {none}: no such file",
-        (folder, folder / "0.txt"): f"OUT is {folder}/0.txt: it is one of the inputs",
-        (folder, out): f"OUT is {out}: it exists",
-    }.items():
-        assert run(*words) == 1
-        assert capsys.readouterr().err.startswith(f"{vectors.NAME}: error: {said}")
-    assert not new.exists()
-    monkeypatch.setitem(sys.modules, "gensim.models", None)
-    assert run(folder, out, "--force") == 1
-    assert 'allowed: pip install ".[vectors]" in the clone' in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    (code,) = (block for block in blocks(README, "python") if "Word2Vec" in block)
+    exec(code, {})
+    words, found = read_word_vectors("vectors.txt", 100, "--word-dim", known=sum(classes, []))
+    assert len(words) == 24
+    likeness = normalize(found, dim=-1) @ normalize(found, dim=-1).T
+    nearest = likeness.fill_diagonal_(-1).argmax(1).tolist()
+    right = [word[0] == words[near][0] for word, near in zip(words, nearest, strict=True)]
+    assert sum(right) > 21
