@@ -1,8 +1,5 @@
 """OpenKP: keyphrases of web pages, by ETC's encoder: ``--user-dir examples/etc/openkp``."""
 
 import fairseq_clusterformer.plugin  # noqa: F401  the encoder and all that it is made of
-from fairseq_clusterformer.use import CLASSES
 
 from . import task  # noqa: F401
-
-CLASSES["etc_keyphrases"] = f"{__name__}.task:KeyphraseModel"

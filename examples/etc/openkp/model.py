@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import gelu, pad
 
 from fairseq_clusterformer.errors import refused
@@ -129,12 +128,9 @@ class ETCKeyphrases(ETCModel):
         """The logits of n-grams, [B, 5, W], see :class:`PhraseHead`, of what
         :func:`~openkp.pages.batch_of_pages` makes; and the layers' ``reports``: none."""
         padding = src_tokens.eq(self.encoder.dictionary.pad()).unsqueeze(-1)
-        states = at_least_float32(self.encoded(src_tokens, page)).masked_fill(padding, 0.0)
-        own = {name: at_least_float32(p) for name, p in self.head.named_parameters()}
-        with torch.autocast(states.device.type, enabled=False):
-            given = states, page["words"], page["num_words"]
-            logits = functional_call(self.head, own, given)
-        return logits, {"reports": {"encoder": []}}
+        states = self.encoded(src_tokens, page).masked_fill(padding, 0.0)
+        logits = self.head(states, page["words"], page["num_words"])
+        return at_least_float32(logits), {"reports": {"encoder": []}}
 
     def encoded(self, src_tokens: Tensor, page: dict[str, Tensor]) -> Tensor:
         """The final states of tokens, [B, N, D]; see `forward`."""

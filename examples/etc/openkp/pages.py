@@ -21,7 +21,6 @@ Shape letters: B batch, N tokens, W words, G nodes, P keyphrases.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,41 +57,29 @@ def read_pages(path: Path, drops: records.Drops, *, keep_unfound: bool) -> Itera
 def page_of(item: Mapping) -> dict[str, Any]:
     """A page as above, without ``starts``, from one as in OpenKP's files; raises `Unusable`."""
     url, text, vdom = get(item, "url"), get(item, "text"), get(item, "VDOM", (str, list))
-    records.check_unicode(url + text + (vdom if isinstance(vdom, str) else ""))
+    records.check_unicode(url + text)
     if isinstance(vdom, str):
-        vdom = get({"VDOM": records.parse_json(vdom.encode())}, "VDOM", list)
-    given, nodes, visual, last = text.split(" "), [], [], 0
-    # words that are empty, as between two blanks, are left out
-    number = list(accumulate((bool(word.strip()) for word in given), initial=0))
-    words = [word for word in given if word.strip()]
-    if not words:
-        raise Unusable("empty text", f"text of {url}")
+        found = records.parse_json(vdom.encode("utf-8", "surrogatepass"))
+        vdom = get({"VDOM": found}, "VDOM", list)
+    words, nodes, visual = [], [], []
     for place, node in enumerate(vdom):
-        start, end = get(node, "start_idx", int), get(node, "end_idx", int)
-        name, found = f"node {place} of {url}", " ".join(given[start:end])
-        if not last == start <= end <= len(given) or get(node, "text") != found:
-            problem = f"{name} is words [{start}, {end}), {str(node.get('text'))[:60]!r}"
-            allowed = f"from {last} to {len(given)}, as in the text: {found[:60]!r}"
-            raise Unusable("nodes that do not cover the text", f"{problem}; allowed: {allowed}")
         looks = get(node, "feature", list)
         known = all(isinstance(x, int | float) and math.isfinite(x) for x in looks)
         if not known or len(looks) != VISUAL or {looks[n] for n in _YES_OR_NO} - {0, 1}:
             allowed = f"{VISUAL} numbers, those at {', '.join(map(str, _YES_OR_NO))} 0 or 1"
-            problem = f"the feature of {name} is {str(looks)[:80]}; allowed: {allowed}"
-            raise Unusable("feature that is none", problem)
-        if number[start] < number[end]:
-            nodes.append((number[start], number[end]))
+            problem = f"the feature of node {place} of {url} is {str(looks)[:80]}"
+            raise Unusable("feature that is none", f"{problem}; allowed: {allowed}")
+        if own := get(node, "text").split():
+            nodes.append((len(words), len(words) + len(own)))
             visual.append(np.clip(looks, -1e9, 1e9).round().astype(int).tolist())
-        last = end
-    if last != len(given):
-        problem = f"the last node of {url} ends at word {last}; allowed: {len(given)}"
-        raise Unusable("nodes that do not cover the text", problem)
+            words += own
+    if not words or words != text.split():
+        raise Unusable("nodes that do not cover the text", f"those of {url}")
     phrases = None
     if item.get("KeyPhrases") is not None:
-        listed = ({"keyphrase": words} for words in get(item, "KeyPhrases", list))
-        lower = (" ".join(get(words, "keyphrase", list)).lower().split() for words in listed)
+        lower = (" ".join(each).lower().split() for each in get(item, "KeyPhrases", list))
         phrases = list(dict.fromkeys(" ".join(phrase) for phrase in lower if phrase))
-    grams = {gram: first for gram, _, first in _grams(" ".join(words).lower().split(" "), nodes)}
+    grams = {gram: first for gram, _, first in _grams([word.lower() for word in words], nodes)}
     known = (tuple(phrase.split()) for phrase in phrases or ())
     places = [(grams[gram], len(gram)) for gram in known if gram in grams]
     page = {"url": url, "text": " ".join(words), "nodes": nodes, "visual": visual}
@@ -140,17 +127,15 @@ class Page(NamedTuple):
         return cls(tokens, np.array(page["starts"]), folded, nodes, visual, places)
 
     def within(self, tokens: int, nodes: int) -> "Page":
-        """The beginning of the page: whole nodes, so many or fewer, of so many tokens. If not even
-        the first of them fits, what does of its words, or of its first word, and no keyphrase."""
-        ends, places = np.append(self.starts[1:], len(self.tokens)), self.places  # of words
-        words = int(np.searchsorted(ends, tokens, "right"))
-        kept = min(int((self.nodes[:, 1] <= words).sum()), nodes)
-        if kept:
-            words = int(self.nodes[kept - 1, 1])
-        else:
-            words, kept, places = max(words, 1), 1, places[:0]
+        """The beginning of the page: whole nodes, so many or fewer, of so many tokens; of the
+        first node at least what fits, and its first word."""
+        ends = np.append(self.starts[1:], len(self.tokens))  # of words
+        words = max(int(np.searchsorted(ends, tokens, "right")), 1)
+        kept = max(min(int((self.nodes[:, 1] <= words).sum()), nodes), 1)
+        words = min(words, int(self.nodes[kept - 1, 1]))
         own, starts = self.tokens[: min(ends[words - 1], tokens)], self.starts[:words]
-        bounds, places = self.nodes[:kept].clip(max=words), places[places.sum(1) <= words]
+        bounds, places = self.nodes[:kept].clip(max=words), self.places
+        places = places[places.sum(1) <= words]
         return Page(own, starts, self.folded[:words], bounds, self.visual[:kept], places)
 
     def first_places(self, words: int) -> np.ndarray:
@@ -175,17 +160,16 @@ class PageData(RecordData):
 
 class PageDataset(BySize):
     """Pages of a split with their keyphrases. By the task's options, ``cut`` of all pages lose
-    their last nodes, ``nodes_left_out``; training leaves out those that have no keyphrase left, as
-    in the paper. ``pages`` are the numbers in ``data`` of those that are used."""
+    their last nodes; training leaves out those that have no keyphrase left, as in the paper.
+    ``pages`` are the numbers in ``data`` of those that are used."""
 
     def __init__(self, data: PageData, split: str, dictionary: Dictionary, cfg: Any):
         self.data, self.split, self.dictionary = data, split, dictionary
         self.shuffle, self._most = not cfg.no_shuffle, (cfg.max_positions, cfg.max_nodes)
-        kept, self.cut, self.nodes_left_out = {}, 0, 0  # the sizes of pages
+        kept, self.cut = {}, 0  # the sizes of pages
         for index, page in enumerate(map(data.__getitem__, range(len(data)))):
             part = page.within(*self._most)
             self.cut += len(part.starts) < len(page.starts)
-            self.nodes_left_out += len(page.nodes) - len(part.nodes)
             if len(part.places) or split != cfg.train_subset:
                 kept[index] = len(part.tokens)
         self.pages, self.sizes = (np.array([*x], np.int64) for x in (kept, kept.values()))

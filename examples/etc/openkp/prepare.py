@@ -6,13 +6,11 @@ DEST gets the pages in subwords, their words and nodes, and where the keyphrases
 dropped and why, such as pages of train without a keyphrase, stands in ``prepared.json``.
 
 A line of a file is a JSON object with "url", "text", "VDOM" and "KeyPhrases", as in OpenKP's
-files. "VDOM" is a list of nodes, or the same as JSON in a string:
-
-  {"text": "Star Trek", "start_idx": 0, "end_idx": 2, "feature": [44, 728, 78, 45, 1, ...]}
-
-Nodes cover all words of the text, which single blanks separate. The first ten features are x,
-width, y and height in pixels; block, inline, heading and leaf (1 or 0); the size of the font; bold
-(1 or 0). The other ten say the same of the parent. "KeyPhrases" is a list of lists of words.
+files. "VDOM" is a list of nodes, whose texts together are the words of the text, or the same as
+JSON in a string: {"text": "Star Trek", "feature": [44, 728, 78, 45, 1, ...]}. The first ten
+features are x, width, y and height in pixels; block, inline, heading and leaf (1 or 0); the size
+of the font; bold (1 or 0). The other ten say the same of the parent. "KeyPhrases" is a list of
+lists of words.
 """
 
 import sys
@@ -76,13 +74,11 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
         for split in splits:
             counts, drops = Counter(), Drops()
             with RecordWriter(out, split, {"document": dtype(len(dictionary))}) as writer:
-                made = parallel(encoded, pages(split, drops), workers, split, batch=5)
-                for tokens, page in made:
+                found = pages(split, drops)
+                for tokens, page in parallel(encoded, found, workers, split, batch=5):
                     writer.write((tokens,), page)
-                    found, known = len(page["places"]), len(page["phrases"] or ())
                     counts.update(pages=1, nodes=len(page["nodes"]), tokens=len(tokens))
-                    counts.update({"keyphrases": found, "keyphrases not found": known - found})
-                    counts["longest"] = max(counts["longest"], len(tokens))
+                    counts.update(keyphrases=len(page["places"]))
             counts["dropped"] = drops.counts.total()
             record["splits"][split], record["dropped"][split] = dict(counts), drops.examples
             if drops.counts:

@@ -1,33 +1,26 @@
 """Task and criterion ``etc_keyphrases``: keyphrases among the n-grams of web pages (Ainslie et al.
-2020: OpenKP), OpenKP's scores of them, and what a trained model can do."""
+2020: OpenKP), and OpenKP's scores of them."""
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
-from fairseq.utils import apply_to_sample
 from torch import Tensor
 
-from fairseq_clusterformer.corpora.question_answering.records import Unusable
 from fairseq_clusterformer.criterions.clustering_losses import SummedLogs
 from fairseq_clusterformer.data.stored import shard_of
-from fairseq_clusterformer.data.subwords import load_prepared
-from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.models.options import option
 from fairseq_clusterformer.tasks.own_models import DataOptions, OwnModels
-from fairseq_clusterformer.use.base import Pretrained
 
 from .model import ETCKeyphrases
-from .pages import Page, PageData, PageDataset, batch_of_pages, encode, page_of
+from .pages import PageData, PageDataset
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +28,17 @@ DEPTHS = (1, 3, 5)
 SCORES = tuple(f"{name}_at_{k}" for k in DEPTHS for name in ("precision", "recall", "f1"))
 
 
-def best_keyphrases(
-    logits: Tensor, words: Sequence[str], most: int = max(DEPTHS)
-) -> list[tuple[str, float]]:
-    """The best distinct phrases in lower case, ``most`` or fewer, each with the largest of its
-    logits; of n-grams' logits [5, W], as a model returns them, and W words or more."""
-    found: dict[str, float] = {}
+def best_keyphrases(logits: Tensor, words: Sequence[str], most: int = max(DEPTHS)) -> list[str]:
+    """The most likely distinct phrases in lower case, ``most`` or fewer, of n-grams' logits
+    [5, W], as a model returns them, and W words or more."""
+    found: dict[str, None] = {}
     scores, order = logits.flatten().sort(descending=True, stable=True)
-    for score, place in zip(scores.tolist(), order.tolist(), strict=True):
-        if len(found) == most or score == -torch.inf:
-            break
+    for place in order[scores > -torch.inf].tolist():
         length, first = divmod(place, logits.size(1))
-        found.setdefault(" ".join(words[first : first + length + 1]).lower(), score)
-    return list(found.items())
+        found[" ".join(words[first : first + length + 1]).lower()] = None
+        if len(found) == most:
+            break
+    return list(found)
 
 
 def keyphrase_scores(found: Sequence[str], gold: Collection[str]) -> dict[str, float]:
@@ -109,7 +100,7 @@ class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
                 page = data.texts(number)
                 best = best_keyphrases(of_page, page["text"].split(" "))
                 if right := page["phrases"]:
-                    sums.update({"scored": 1} | keyphrase_scores([p for p, _ in best], right))
+                    sums.update({"scored": 1} | keyphrase_scores(best, right))
             log |= {name: sums[name] for name in ("scored", *SCORES)}
         return loss.sum() if reduce else loss, size, log
 
@@ -148,9 +139,7 @@ class ETCKeyphrasesTask(OwnModels):
         data.of_symbols(len(self.dictionary))
         dataset = PageDataset(data, split, self.dictionary, self.cfg)
         options = f"--max-positions {self.cfg.max_positions}, --max-nodes {self.cfg.max_nodes}"
-        if dataset.cut:
-            lost = f"and lose {dataset.nodes_left_out} nodes ({options})"
-            logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut, {lost}")
+        logger.info(f"{split}: {dataset.cut} of {len(data)} pages are cut ({options})")
         if lost := len(data) - len(dataset):
             logger.info(f"{split}: {lost} pages are left out, which have no keyphrase (left)")
         if not len(dataset):
@@ -158,40 +147,3 @@ class ETCKeyphrasesTask(OwnModels):
             raise ValueError(f"{split} of {self.cfg.data}: {problem}; allowed: one or more")
         self.datasets[split] = dataset
         return dataset
-
-
-class KeyphraseModel(Pretrained):
-    """Finds the phrases that say what a page is about; of the task ``etc_keyphrases``."""
-
-    kind = "model of keyphrases"
-    abilities = ("keyphrases", "encode")
-
-    @torch.no_grad()
-    def keyphrases(self, page: Mapping, most: int = 5) -> list[tuple[str, float]]:
-        """The best phrases of a page in lower case, ``most`` or fewer, each with its logit. A page
-        has "text" and "VDOM", as in OpenKP's files; what is longer than one of the training is
-        cut. Raises UserError: a page that is none."""
-        words, batch = self._read(page)
-        return best_keyphrases(self.model(**batch)[0][0].cpu(), words, most)
-
-    @torch.no_grad()
-    def _states(self, page: Mapping) -> Tensor:
-        return self.model.encoded(**self._read(page)[1])[0]
-
-    @cached_property
-    def _subwords(self) -> dict[str, Any]:
-        model, index = load_prepared(self.loaded.folder), self.loaded.task.dictionary.index
-        return {"model": model, "to_index": [index(symbol) for symbol in model.symbols]}
-
-    def _read(self, given: Mapping) -> tuple[list[str], dict[str, Any]]:
-        """The words of a page, and what the model reads of it."""
-        task = self.loaded.task
-        try:
-            page = page_of({"url": "", **given})
-        except Unusable as error:
-            shown, problem = repr(str(given.get("text")))[:60], f"{error.reason}: {error.detail}"
-            raise bad_option("page", shown, "a page as in OpenKP's files", problem) from None
-        whole = Page.of(*encode(page, **self._subwords))
-        part = whole.within(task.cfg.max_positions, task.cfg.max_nodes)
-        batch = batch_of_pages([part], task.source_dictionary.pad())
-        return page["text"].split(" "), apply_to_sample(lambda x: x.to(self.device), batch)

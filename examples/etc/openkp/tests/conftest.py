@@ -17,11 +17,8 @@ _WORDS = "red blue green iron gold tin cat dog cow sun moon star".split()
 
 def page(nodes: Sequence[tuple], phrases: Sequence[str] | None, url: str = "a.com") -> dict:
     """A page of nodes, each of a text and what it looks like."""
-    words, vdom = [], []
-    for text, look in nodes:
-        span = {"start_idx": len(words), "end_idx": len(words := words + text.split(" "))}
-        vdom.append({"Id": 0, "text": text, "feature": look, **span})
-    item = {"url": url, "text": " ".join(words), "VDOM": json.dumps(vdom)}
+    vdom = [{"Id": 0, "text": text, "feature": look} for text, look in nodes]
+    item = {"url": url, "text": " ".join(text for text, _ in nodes), "VDOM": json.dumps(vdom)}
     return item if phrases is None else item | {"KeyPhrases": [p.split(" ") for p in phrases]}
 
 

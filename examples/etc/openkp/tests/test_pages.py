@@ -39,28 +39,18 @@ def test_a_page_written_out() -> None:
     assert page_of(item) == found | {"phrases": None, "places": []}
 
 
-def changed(**node: object) -> dict:
-    """A page with another last node."""
-    item = page(NODES, ["star trek"])
-    vdom = json.loads(item["VDOM"])
-    vdom[-1] |= node
-    return item | {"VDOM": json.dumps(vdom)}
-
-
 def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
+    good, none = page(NODES, ["star trek"]), "feature that is none"
     for item, reason, detail in (
-        (page(NODES, ["x"]) | {"VDOM": "[{"}, "broken JSON", "Expecting property name"),
-        (page(NODES, ["x"]) | {"VDOM": "{}"}, "no VDOM", "VDOM is {}; allowed: list"),
-        (page(NODES, ["x"]) | {"VDOM": "[]"}, "nodes that do not", "ends at word 0; allowed: 11"),
-        (changed(end_idx=12), "nodes that do not", r"node 2 of a.com is words \[6, 12\), "),
-        (changed(start_idx=7), "nodes that do not", r"words \[7, 11\), .*; allowed: from 6 to 11"),
-        (changed(text="the star"), "nodes that do not", "the star'; .*: 'the star  trek cast'"),
-        (changed(feature=PLAIN[:10]), "feature that is none", "of node 2 of a.com .*: 20 numbers"),
-        (changed(feature=[float("nan")] * 20), "feature that is none", "is .nan, nan"),
-        (changed(feature=[0.5] * 20), "feature that is none", "those at 4, 5, .* 0 or 1"),
+        (good | {"VDOM": "[{"}, "broken JSON", "Expecting property name"),
+        (good | {"VDOM": "{}"}, "no VDOM", "VDOM is {}; allowed: list"),
+        (good | {"VDOM": "[]"}, "nodes that do not", "those of a.com"),
+        (page([("a b", PLAIN[:10])], []), none, "of node 0 of a.com .*: 20 numbers"),
+        (page([("a b", [float("nan")] * 20)], []), none, "is .nan, nan"),
+        (page([("a b", [0.5] * 20)], []), none, "those at 4, 5, .* 0 or 1"),
         (page(NODES, None), "no keyphrase in the text", "none of a.com"),
         (page(NODES, ["trek the"]), "no keyphrase in the text", "'trek the' of a.com"),
-        (page([(" ", PLAIN)], ["x"]), "empty text", "text of a.com"),
+        (page([(" ", PLAIN)], ["x"]), "nodes that do not", "those of a.com"),
         (page([("\ud800", PLAIN)], ["x"]), "not valid Unicode", "half a character"),
         (page(NODES, ["star trek"], "b.com"), "url seen before", "b.com"),
     ):
@@ -69,8 +59,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
         assert [x["url"] for x in read_pages(path, drops, keep_unfound=False)] == ["b.com"]
         ((found, (example,)),) = drops.examples.items()
         assert found.startswith(reason)
-        assert example.startswith(f"{path}: line 2: ")
-        assert re.search(detail, example), example
+        assert re.search(f"{re.escape(str(path))}: line 2: .*{detail}", example), example
 
 
 def test_tokens_of_words() -> None:
@@ -92,7 +81,7 @@ def test_the_beginning_of_a_page() -> None:
         (8, 3): [7, 5, 2, 2],  # the sixth word has two tokens
         (9, 3): [7, 5, 2, 2],  # and all of the node that does not fit
         (10, 1): [3, 2, 1, 1],
-        (2, 3): [2, 1, 1, 0],  # of the first node its first word, and no keyphrase
+        (2, 3): [2, 1, 1, 0],  # of the first node its first word
         (1, 3): [1, 1, 1, 0],  # and of that its first token
     }.items():
         part = SAMPLE.within(tokens, nodes)
