@@ -98,15 +98,9 @@ class Clusters:
 
 def load_clusters(path: Path | str) -> Clusters:
     """Read what ``save`` wrote; raises UserError if it is something else."""
-    with reading(Path(path), "a file that --out wrote"):
-        with np.lib.npyio.NpzFile(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+    with reading(Path(path), "a file that --out wrote"), np.load(path) as arrays:
         found = {n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
         clusters = Clusters(**found)
-        neural = (clusters.log_normalizer, clusters.temperature)
-        known = clusters.similarity in SIMILARITIES and all(each is not None for each in neural)
-        if clusters.spherical is None and not known:
-            raise ValueError("it is neither of K-Means nor neural")
         clusters.assign(torch.zeros(1, clusters.centroids.size(1)))  # that all of it fits
     return clusters
 
@@ -275,8 +269,6 @@ def main(arguments: Sequence[str]) -> int:
     if given not in ([], ["--labels"], [*told]):
         allowed = "--labels, or it with --test and --test-labels, or none"
         raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
-    if args.out is not None and args.out.suffix != ".npz":
-        raise bad_option("--out", args.out, "a name that ends in .npz")
     inputs = [path for path in (args.input, *told.values()) if path is not None]
     how = {"inputs": inputs, "force": args.force}
     for option, path in (("--out", args.out), ("--json", args.json)):

@@ -83,12 +83,11 @@ def natural_questions(path: Path, drops: records.Drops) -> Iterator[Record]:
 
 def _nq_record(item: Mapping) -> Record:
     if "document_text" in item:
-        tokens, places = get(item, "document_text").split(" "), None
+        tokens = get(item, "document_text").split(" ")
         markup = [bool(_MARKUP.fullmatch(token)) for token in tokens]
     else:
         found = get(item, "document_tokens", list)
         tokens = [get(each, "token") for each in found]
-        places = [(get(each, "start_byte", int), get(each, "end_byte", int)) for each in found]
         markup = [get(each, "html_token", bool) for each in found]
     if "document_title" in item:
         title = get(item, "document_title")
@@ -98,14 +97,9 @@ def _nq_record(item: Mapping) -> Record:
 
     def span_of(given: Mapping) -> tuple[int, int]:  # tokens [start, end)
         start, end = get(given, "start_token", int), get(given, "end_token", int)
-        detail = f"tokens {start} to {end}"
         if not 0 <= start < end <= len(tokens):
-            raise Unusable("answer not in its context", f"{detail} of {len(tokens)}")
-        if places is not None and "start_byte" in given:
-            told = given["start_byte"], given["end_byte"]
-            if told != (found := (places[start][0], places[end - 1][1])):
-                detail += f" are bytes {found}, the file says {told}"
-                raise Unusable("answer not in its context", detail)
+            problem = f"tokens {start} to {end} of {len(tokens)}"
+            raise Unusable("answer not in its context", problem)
         return start, end
 
     def around(start: int, end: int) -> int:  # the paragraph of tokens

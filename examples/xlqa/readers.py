@@ -19,7 +19,6 @@ from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models import options
 from fairseq_clusterformer.models.options import option, register_sizes
-from fairseq_clusterformer.models.reader import labelled
 from fairseq_clusterformer.models.stack import ClusteredStack, planned
 
 from . import word_reader
@@ -233,17 +232,6 @@ class QANetEncoder(ClusteredStack, FairseqEncoder):
             x, reports = self.layers[number](x, padding, survival)
             layers.append((number, reports))
         return x, layers
-
-    def clusters(self, reading: Reading) -> dict[tuple[int, str], Tensor]:
-        """The cluster of each token of one document, int64 [N], in the model encoder's last pass,
-        by the number from 0 and the label of each block (and head) that clusters."""
-        found = {}
-        for number, reports in reading.layers[1:]:  # the first is of the question
-            for heads, report in zip(self.layers[number].kinds, reports, strict=True):
-                if report.clusters is not None:
-                    clusters = reading.words.at_tokens(report.clusters.transpose(1, 2))
-                    found |= labelled(number, len(self.layers), str(heads), clusters)
-        return found
 
 
 @register_model("qanet_reader", dataclass=QANetReaderConfig)

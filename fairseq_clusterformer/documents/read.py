@@ -18,7 +18,7 @@ from fairseq_clusterformer.data import RECORD, subwords
 from fairseq_clusterformer.data.qa import Outline
 from fairseq_clusterformer.data.questions import framed
 from fairseq_clusterformer.errors import UserError, bad_option, read_json
-from fairseq_clusterformer.models.stack import ClusteredStack
+from fairseq_clusterformer.models.reader import ReaderEncoder
 
 from ..answers import AnswerLogits, ranked_answers, ranking_options, text_mask
 from ..checkpoints.bundle import CALIBRATION
@@ -232,7 +232,7 @@ class Reader(Pretrained):
 
     def _clusters(self, question: Tensor, section: Section) -> dict[tuple[int, str], Tensor]:
         encoder = self.model.encoder
-        if not isinstance(encoder, ClusteredStack):
+        if not isinstance(encoder, ReaderEncoder):
             return {}
         return encoder.clusters(self._together(question, [section])[1]["reading"])
 

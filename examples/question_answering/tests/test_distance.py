@@ -62,16 +62,6 @@ def test_the_answer_takes_both_facts(distances):
     assert orders == {True, False}
 
 
-def test_no_word_tells_another():
-    """Else models answer from what goes together in training, and not from the document."""
-    read_all = [read(document["context"]) for document, _ in made(1600, (60, 100))]
-    winners = Counter(winner for winner, _ in read_all)
-    pairs = Counter(pair for _, places in read_all for pair in places.items())
-    assert (len(winners), len(pairs)) == (16, 256)
-    assert all(50 < number < 150 for number in winners.values())
-    assert all(20 < number < 90 for number in pairs.values())
-
-
 @pytest.fixture(scope="module")
 def passages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred passages, of which one names a winner."""

@@ -207,17 +207,10 @@ def test_wikihop(tmp_path):
 HTML = (
     "<P> In 1901 , Röntgen . </P> <Table> <Tr> Row one </Tr> <Tr> Row two </Tr> </Table> <P> </P>"
 )
-WORDS = HTML.split(" ")
 
 
-def in_bytes(start: int, end: int) -> dict:
-    first, last = (len(" ".join([*WORDS[:n], ""]).encode()) for n in (start, end))
-    first, last = (first, last - 1) if start >= 0 else (-1, -1)
-    return {"start_byte": first, "end_byte": last}
-
-
-def nq_span(start: int, end: int, full: bool = False) -> dict:
-    return {"start_token": start, "end_token": end} | (in_bytes(start, end) if full else {})
+def nq_span(start: int, end: int) -> dict:
+    return {"start_token": start, "end_token": end}
 
 
 def nq(id_: int, *labels: tuple[tuple[int, int], list[tuple[int, int]], str], full=False) -> dict:
@@ -225,18 +218,15 @@ def nq(id_: int, *labels: tuple[tuple[int, int], list[tuple[int, int]], str], fu
     url = "https://en.wikipedia.org//w/index.php?title=R%C3%B6ntgen_W&amp;oldid=8"
     candidates = [((0, 7), 1), ((7, 17), 1), ((8, 12), 0), ((12, 16), 0), ((17, 19), 1)]
     item = {"example_id": id_, "question_text": "who?", "document_url": url, "annotations": []}
-    top_level = [nq_span(*span, full) | {"top_level": bool(top)} for span, top in candidates]
+    top_level = [nq_span(*span) | {"top_level": bool(top)} for span, top in candidates]
     item["long_answer_candidates"] = top_level
     for long, short, yes_no in labels:
-        label = {"long_answer": nq_span(*long, full) | {"candidate_index": 0}}
-        label |= {"short_answers": [nq_span(*span, full) for span in short]}
+        label = {"long_answer": nq_span(*long) | {"candidate_index": 0}}
+        label |= {"short_answers": [nq_span(*span) for span in short]}
         item["annotations"].append(label | {"yes_no_answer": yes_no})
     if not full:
         return item | {"document_text": HTML}
-    tokens = [
-        {"token": word, "html_token": word[0] == "<"} | in_bytes(i, i + 1)
-        for i, word in enumerate(WORDS)
-    ]
+    tokens = [{"token": word, "html_token": word[0] == "<"} for word in HTML.split(" ")]
     return item | {"document_tokens": tokens, "document_title": "Röntgen W"}
 
 
@@ -273,18 +263,15 @@ def test_natural_questions(tmp_path, full):
 
 
 def test_natural_questions_drops_wrong_spans(tmp_path):
-    full = nq(4, PARAGRAPH, full=True)
-    full["annotations"][0]["short_answers"][0]["end_byte"] += 1
     places = {(4, 40): (0, 7), (5, 8): (0, 7), (12, 13): (7, 17)}
     items = [nq(i, (long, [short], "NONE")) for i, (short, long) in enumerate(places.items())]
-    items += [full, nq(5) | {"long_answer_candidates": []}, nq(6) | {"document_text": None}]
+    items += [nq(5) | {"long_answer_candidates": []}, nq(6) | {"document_text": None}]
     records, drops = read(prepare.natural_questions, write(tmp_path / "nq.jsonl", items))
     assert not records
     lost = ("answer not in a candidate", "answer without a word", "empty document")
-    lost = dict.fromkeys([*lost, "no document_text"], 1) | {"answer not in its context": 2}
-    assert drops.counts == lost
+    lost = (*lost, "no document_text", "answer not in its context")
+    assert drops.counts == dict.fromkeys(lost, 1)
     assert "tokens 4 to 40 of 19" in str(drops)
-    assert "tokens 4 to 5 are bytes" in str(drops)
 
 
 def test_no_damage_stops_a_reader(tmp_path):

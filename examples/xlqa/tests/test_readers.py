@@ -251,26 +251,6 @@ def test_three_passes_of_the_same_blocks():
     assert not torch.equal(before, clustering.centroids)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("attention", ["kmeans", "window+neural", "lsh", "full"])
-def test_clusters_of_tokens(attention):
-    """Tokens of one word are in one cluster: that of the last pass."""
-    model = make("qanet", attention=attention)
-    document = torch.cat([torch.zeros(1, 1, dtype=int), tokens(1, 30)], 1)
-    reading = model(tokens(1, 4), document)[1]["reading"]
-    found, of_token = model.encoder.clusters(reading), reading.words.of_token[0]
-    assert {number for number, _ in found} == (set() if attention == "full" else {0, 1, 2})
-    for (number, label), clusters in found.items():
-        assert clusters.shape == (31,)
-        assert label.startswith(f"layer {number} of layers 0 to 2, ")
-        assert all(len(clusters[of_token == word].unique()) == 1 for word in of_token.unique())
-    if found:
-        number, reports = reading.layers[-1]
-        report = next(report for report in reports if report.clusters is not None)
-        own = next(clusters for (layer, _), clusters in found.items() if layer == number)
-        assert torch.equal(own, reading.words.at_tokens(report.clusters[:, 0])[0])
-
-
 REPORTED = {"bidaf_reader_xlqa": 1.4, "bidaf_reader_xlqa_letters": 1.5}
 REPORTED |= {"qanet_reader_xlqa": 1.3, "qanet_reader_xlqa_large": 5.0}
 
