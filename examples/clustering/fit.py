@@ -248,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--num-clusters N", "K", required=True)
     add("--method", "what fits them", choices=METHODS, default="neural")
     add("--seed N", "of all that is random", type=number(Range(0, whole=True)), default=1)
-    add("--labels FILE", "of the input: report the accuracy of clusters")
+    add("--labels FILE", "of the input, with --test and --test-labels: report the accuracy")
     add("--test FILE", "vectors to measure the accuracy on")
     add("--test-labels FILE", "of --test")
     add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
@@ -266,19 +266,16 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     told = {"--labels": args.labels, "--test": args.test, "--test-labels": args.test_labels}
     given = [name for name, path in told.items() if path is not None]
-    if given not in ([], ["--labels"], [*told]):
-        allowed = "--labels, or it with --test and --test-labels, or none"
-        raise UserError(f"given are {' and '.join(given)}; allowed: {allowed}")
+    if given not in ([], [*told]):
+        raise UserError(f"given are {' and '.join(given)}; allowed: {', '.join(told)}, or none")
     inputs = [path for path in (args.input, *told.values()) if path is not None]
     how = {"inputs": inputs, "force": args.force}
     for option, path in (("--out", args.out), ("--json", args.json)):
         if path is not None:
             check_output(option, path, **how)  # before any work
     x = read_matrix(args.input)
-    if args.labels is not None:
-        labels = read_labels(args.labels, args.input, len(x))
-    if args.test is not None:
-        test = read_matrix(args.test)
+    if given:
+        labels, test = read_labels(args.labels, args.input, len(x)), read_matrix(args.test)
         if test.shape[1] != x.shape[1]:
             allowed = f"{x.shape[1]} columns, as {args.input}"
             raise bad_option("--test", args.test, allowed, f"it has {test.shape[1]}")
@@ -290,11 +287,10 @@ def main(arguments: Sequence[str]) -> int:
     assigned = clusters.assign(x)
     use = cluster_use(assigned.bincount(minlength=args.num_clusters))
     row |= {"effective": round(float(use.effective), 2), "empty": int(use.empty)}
-    if args.labels is not None:
+    if given:
         row["train accuracy"] = majority_accuracy(assigned, labels, assigned, labels)
-    if args.test is not None:
-        parts = (assigned, labels, clusters.assign(test), test_labels)
-        row["accuracy"] = majority_accuracy(*parts)
+        found = clusters.assign(test)
+        row["accuracy"] = majority_accuracy(assigned, labels, found, test_labels)
     if args.out is not None:
         with whole_file("--out", args.out, **how) as new, open(new, "wb") as file:
             clusters.save(file)

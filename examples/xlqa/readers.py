@@ -106,30 +106,12 @@ class QANetReaderConfig(word_reader.WordReaderOptions, options.ClusteringOptions
     encoder_embed_dim: int = option(128, "width of the encoder")
     encoder_ffn_embed_dim: int = option(128, "width inside the feed-forward layers")
     encoder_attention_heads: int = option(4, "heads in each block")
-    encoder_layers: int = option(
-        8,
-        "blocks: the first encodes questions and documents, the others are the model encoder, "
-        "which runs three times",
-        at_least=2,
-    )
+    encoder_layers: int = option(8, "blocks; the first reads both texts", at_least=2)
     convolutions: int = option(4, "convolutions in the first block, of width 7", at_least=0)
     model_convolutions: int = option(2, "convolutions in each other block, of width 5", at_least=0)
-    stochastic_depth: float = option(
-        0.1,
-        "how often a stack's last sublayer is left out in training, and the others in proportion "
-        "to their depth",
-        **_SHARE,
-    )
-    attention: str = option(
-        "full",
-        "attention of each block, separated by commas and cycled: + divides a block's heads among "
-        "kinds, *n repeats a block",
-    )
-    cluster_rule: str = option(
-        "chunk",
-        "which words of its cluster a query sees, if the kind has a choice: chunk (parts of the "
-        "words sorted by cluster) or recent (the nearest of its own cluster)",
-    )
+    stochastic_depth: float = option(0.1, "how often the last sublayer is left out", **_SHARE)
+    attention: str = option("full", "attention of each block, separated by commas and cycled")
+    cluster_rule: str = option("chunk", "which words of its cluster a query sees: chunk, recent")
 
 
 class SeparableConvolution(nn.Module):

@@ -172,9 +172,7 @@ class WordReaderOptions(FairseqDataclass):
     word_vectors: str = option("", "text file of word vectors, such as GloVe; not trained")
     word_dim: int = option(300, "numbers of a word vector; 0: the model has none", at_least=0)
     max_words: int = option(50000, "words to take from --word-vectors: the first ones", at_least=1)
-    subword_dim: int = option(
-        64, "width of the subwords' embeddings, whose mean a word has; 0: none", at_least=0
-    )
+    subword_dim: int = option(64, "width of the subwords' embeddings; 0: none", at_least=0)
     letter_dim: int = option(64, "width of the letters' embeddings", at_least=1)
     letter_filters: int = option(20, FILTERS, at_least=0)
     highway_layers: int = option(2, "layers of the highway network", at_least=0)

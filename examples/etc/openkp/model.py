@@ -34,11 +34,7 @@ _RANGES = ((-50, 1500), (0, 1500), (-50, 6000), (0, 18000)) * 2
 @dataclass
 class ETCKeyphrasesConfig(ETCOptions):
     no_visual_features: bool = option(False, "do not read what the nodes of a page look like")
-    fixed_blocks: bool = option(
-        False,
-        "global tokens stand for --block tokens each, instead of for nodes; without what nodes "
-        "look like",
-    )
+    fixed_blocks: bool = option(False, "global tokens stand for --block tokens each")
 
 
 class VisualFeatures(nn.Module):

@@ -72,10 +72,7 @@ def phrase_nll(logits: Tensor, places: Tensor, first: Tensor, right: str) -> Ten
 @dataclass
 class ETCKeyphrasesLossConfig(FairseqDataclass):
     phrase_loss: str = option(
-        "first",
-        "what is right of a keyphrase that stands several times: its first place (first), or the "
-        'place with the largest logit (max, the paper\'s "max loss")',
-        choices=("first", "max"),
+        "first", "the right place of a keyphrase: its first, or the best", choices=("first", "max")
     )
 
 
@@ -119,10 +116,8 @@ class ETCKeyphrasesLoss(SummedLogs, FairseqCriterion):
 class ETCKeyphrasesTaskConfig(DataOptions):
     """Options; the defaults are the paper's."""
 
-    max_positions: int = option(
-        4096, "most tokens of a page, which is cut between nodes", at_least=1
-    )
-    max_nodes: int = option(512, "most nodes of a page, which is cut behind them", at_least=1)
+    max_positions: int = option(4096, "most tokens of a page, cut between nodes", at_least=1)
+    max_nodes: int = option(512, "most nodes of a page", at_least=1)
 
 
 @register_task("etc_keyphrases", dataclass=ETCKeyphrasesTaskConfig)
