@@ -1,7 +1,7 @@
 """Clusters of any matrix: neural clustering on its own, compared with K-Means and a
 self-organising map (CF22 appendix A).
 
-python -m examples.clustering fit X.npy --num-clusters 100 --out clusters.npz
+python -m examples.clustering fit X.npy --num-clusters 100 --out clusters.pt
 
 Shape letters: N vectors, D width, K clusters.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,20 +89,6 @@ class Clusters:
         how = {"similarity": Similarity(self.similarity), "temperature": self.temperature}
         how |= {"normalizer": self.log_normalizer, "update": False}
         return fuzzy_clusters(keys.unsqueeze(0), self.centroids, **how).clusters.squeeze(0)
-
-    def save(self, file: Path | str | IO[bytes]) -> None:
-        """Write all that :meth:`assign` needs as an npz file of arrays."""
-        fields = {name: value for name, value in vars(self).items() if value is not None}
-        np.savez(file, **{name: np.asarray(value) for name, value in fields.items()})
-
-
-def load_clusters(path: Path | str) -> Clusters:
-    """Read what ``save`` wrote; raises UserError if it is something else."""
-    with reading(Path(path), "a file that --out wrote"), np.load(path) as arrays:
-        found = {n: torch.from_numpy(a) if a.ndim else a.item() for n, a in arrays.items()}
-        clusters = Clusters(**found)
-        clusters.assign(torch.zeros(1, clusters.centroids.size(1)))  # that all of it fits
-    return clusters
 
 
 def fit(
@@ -251,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--labels FILE", "of the input, with --test and --test-labels: report the accuracy")
     add("--test FILE", "vectors to measure the accuracy on")
     add("--test-labels FILE", "of --test")
-    add("--out PATH", "an .npz file: the centroids and all else that assigning needs")
+    add("--out PATH", "the fields of `Clusters`, as torch.load reads them")
     add("--json FILE", "what is printed, and the options")
     add_force(parser)
     for method, options in OPTIONS.items():
@@ -292,8 +278,8 @@ def main(arguments: Sequence[str]) -> int:
         found = clusters.assign(test)
         row["accuracy"] = majority_accuracy(assigned, labels, found, test_labels)
     if args.out is not None:
-        with whole_file("--out", args.out, **how) as new, open(new, "wb") as file:
-            clusters.save(file)
+        with whole_file("--out", args.out, **how) as new:
+            torch.save(vars(clusters), new)
     if args.json is not None:
         fitted = {"method": args.method, "k": args.num_clusters, "seed": args.seed}
         text = json.dumps({**fitted, **row, "options": options})

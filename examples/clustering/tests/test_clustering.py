@@ -16,7 +16,7 @@ from sklearn.metrics.cluster import contingency_matrix
 from torch.nn.functional import normalize
 
 from examples.clustering import fit as command
-from examples.clustering.fit import METHODS, Clusters, fit, load_clusters
+from examples.clustering.fit import METHODS, Clusters, fit
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.errors import UserError
 from tests.conftest import REPO_ROOT
@@ -29,8 +29,8 @@ X = X.astype(np.float32)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_blobs_are_found_by_seeds_and_kept(method, tmp_path):
-    """The best of a few seeds finds them exactly; more clusters mix none; files have all."""
+def test_blobs_are_found_by_seeds(method):
+    """The best of a few seeds finds them exactly; more clusters mix none."""
     if method == "som":
         pytest.importorskip("minisom", reason="minisom is not installed")
 
@@ -45,24 +45,20 @@ def test_blobs_are_found_by_seeds_and_kept(method, tmp_path):
     torch.rand(9)
     assert torch.equal(fitted(16).centroids, clusters.centroids)
     assert not torch.equal(fitted(16, 2).centroids, clusters.centroids)
-    clusters.save(tmp_path / "clusters.npz")
-    loaded = load_clusters(tmp_path / "clusters.npz")
-    assert torch.equal(loaded.centroids, clusters.centroids)
-    alone = torch.cat([loaded.assign(X[i : i + 1]) for i in range(0, 400, 9)])
+    alone = torch.cat([clusters.assign(X[i : i + 1]) for i in range(0, 400, 9)])
     assert torch.equal(alone, clusters.assign(X)[::9])
 
 
 @pytest.mark.parametrize("w_c", ["identity", "learned"])
-def test_neural_assigns_by_the_equations_over_all_vectors(w_c, tmp_path):
-    """CF22 eq. 2 and 4 over all of x as one sentence, written out; at any scale, and kept."""
+def test_neural_assigns_by_the_equations_over_all_vectors(w_c):
+    """CF22 eq. 2 and 4 over all of x as one sentence, written out; at any scale."""
     fitted = fit("neural", X, 8, w_c=w_c, **NEURAL)
     weight = torch.eye(6) if fitted.w_c is None else fitted.w_c
     assert (w_c == "learned") != torch.equal(weight, torch.eye(6))
     keys = normalize(torch.from_numpy(X).double() @ weight.double().T, dim=-1)
     u = torch.softmax(normalize(fitted.centroids.double(), dim=-1) @ keys.T / 0.1, dim=1)
     scaled = fit("neural", X * 2.0**10, 8, w_c=w_c, **NEURAL)
-    fitted.save(tmp_path / "c.npz")
-    for each in (fitted, scaled, load_clusters(tmp_path / "c.npz")):
+    for each in (fitted, scaled):
         assert torch.equal(each.assign(X), u.argmax(0))
 
 
@@ -78,23 +74,9 @@ def test_majority_accuracy_is_that_of_the_contingency_matrix():
     assert command.majority_accuracy(*parts) == pytest.approx(np.mean(right))
 
 
-KEPT = {"centroids": np.zeros((4, 6), "f4"), "log_normalizer": np.zeros(4, "f4")}
-KEPT |= {"similarity": np.array("dot"), "temperature": np.array(0.1), "w_c": np.eye(6, dtype="f4")}
-
-
-def test_something_else_than_clusters_is_named(tmp_path):
+def test_vectors_of_another_width_are_refused():
     with pytest.raises(UserError, match=r"shape \(400, 6\); allowed: \[N, 17\]"):
         Clusters(torch.zeros(3, 17), spherical=False).assign(X)
-    np.savez(path := tmp_path / "clusters.npz", **KEPT)
-    load_clusters(path)
-    for changes in (
-        {"w_c": np.zeros((6, 5), "f4")},
-        {"other": np.array(True)},
-        {"similarity": np.array([None])},  # pickled
-    ):
-        np.savez(path, **KEPT | changes)
-        with pytest.raises(UserError, match=f"{path}: cannot be read .*; allowed: a file th"):
-            load_clusters(path)
 
 
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --neural-sorting-weight .1 --kmeans-redos 1"
@@ -120,9 +102,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_assigns_as_reported(folder, run_cli):
-    words = f"-m examples.clustering {FIT} --out c.npz --json c.json {LABELLED}"
+    words = f"-m examples.clustering {FIT} --out c.pt --json c.json {LABELLED}"
     run_cli("python", *words.split(), env={"PYTHONPATH": str(REPO_ROOT)})
-    x, t = (load_clusters("c.npz").assign(np.load(f"{name}.npy")) for name in "xt")
+    clusters = Clusters(**torch.load("c.pt"))
+    x, t = (clusters.assign(np.load(f"{name}.npy")) for name in "xt")
     y, ty = (torch.from_numpy(np.loadtxt(f"{name}.csv").astype(int)) for name in ("y", "ty"))
     row = json.loads((folder / "c.json").read_text())
     assert (row["method"], row["k"], row["seed"]) == ("neural", 3, 1)
