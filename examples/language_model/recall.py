@@ -14,9 +14,6 @@ mqar        Multi-query associative recall with the data of Zoology (Arora et al
             figure 2): 8,192 words, half of them keys. The pairs come first, the keys again
             anywhere behind them, among random words. Training rows have 64 to 256 tokens and 4 to
             64 pairs. With a short convolution, which shows the order, there are no positions.
-phonebook   After Jelassi et al. 2024: entries of a first name, a last name and four digits, then
-            names of entries again, whose digits the model says one by one. A guess is right in 1
-            of 10.
 
 Shape letters: B batch, N tokens, Q queries, G groups of heads that share an order.
 """
@@ -51,7 +48,6 @@ TEST_TOGETHER = 64  # rows of a forward pass in evaluation, which bounds its mem
 MQAR_WORDS, MQAR_POWER = 8192, 0.01
 #: of Zoology: tokens, pairs and rows of its training data
 MQAR_TRAINING = ((64, 4, 5), (128, 8, 1), (256, 16, 1), (256, 32, 1), (256, 64, 1))
-NAMES, DIGITS, ENTRY = 64, 10, 6  # of a phone book
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,11 @@ class Setting:
     def __post_init__(self):
         if self.task not in TASKS:
             raise bad_option("--task", self.task, ", ".join(TASKS))
-        (*_, most, least), by = self.sizes(), ENTRY if self.task == "phonebook" else 1
+        _, _, most, least = self.sizes()
         if not 2 <= self.pairs <= most:
             raise bad_option("--pairs", self.pairs, f"2 to {most}")
-        if self.length < least or self.length % by:
-            raise bad_option("--length", self.length, f"{least} or more, by {by}")
+        if self.length < least:
+            raise bad_option("--length", self.length, f"{least} or more")
         halves = self.task == "recall" and self.pairs >> self.halvings >= 2
         if self.halvings and not halves:
             most = f"0, and with --task recall as many as leave 2 of {self.pairs} pairs"
@@ -95,11 +91,10 @@ class Setting:
     def sizes(self) -> tuple[int, int, int, int]:
         """How many words and answers there are; the most pairs and the least length."""
         symbols, end = self.symbols, self.pairs_end
-        return {
-            "recall": (3 * symbols, symbols, min(symbols, end // 2), self.pairs + end),
-            "mqar": (MQAR_WORDS, MQAR_WORDS, MQAR_WORDS // 2, 4 * self.pairs),
-            "phonebook": (DIGITS + 2 * NAMES, DIGITS, NAMES**2, ENTRY * (self.pairs + 1)),
-        }[self.task]
+        if self.task == "mqar":
+            return MQAR_WORDS, MQAR_WORDS, MQAR_WORDS // 2, 4 * self.pairs
+        most = min(symbols, end // 2)
+        return 3 * symbols, symbols, most, self.pairs + end
 
 
 class Rows(NamedTuple):
@@ -144,22 +139,7 @@ def make_mqar(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
     return Rows(tokens, values, (2 * torch.arange(pairs) + 1).expand(rows, -1), queries)
 
 
-def make_phonebook(setting: Setting, rows: int, generator: torch.Generator) -> Rows:
-    """Draw books; no two entries of a book have the same name."""
-    pairs, digits = setting.pairs, torch.arange(2, ENTRY)
-    queries = setting.length // ENTRY - pairs
-    names = draw(rows, NAMES * NAMES, pairs, generator).unsqueeze(-1)
-    numbers = torch.randint(DIGITS, (rows, pairs, ENTRY - 2), generator=generator)
-    book = torch.cat([DIGITS + names // NAMES, DIGITS + NAMES + names % NAMES, numbers], dim=-1)
-    asked = torch.randint(pairs, (rows, queries), generator=generator).unsqueeze(-1)
-    found = book.gather(1, asked.expand(-1, -1, ENTRY))
-    start = ENTRY * (pairs + torch.arange(queries)).unsqueeze(-1)
-    tokens, queries_at = torch.cat([book, found], dim=1), (start + digits - 1).flatten()
-    flat = (x.flatten(1) for x in (tokens, found[..., 2:], ENTRY * asked + digits))
-    return Rows(*flat, queries_at.expand(rows, -1))
-
-
-TASKS = {"recall": make_rows, "mqar": make_mqar, "phonebook": make_phonebook}
+TASKS = {"recall": make_rows, "mqar": make_mqar}
 
 
 def training_rows(setting: Setting, generator: torch.Generator) -> Rows:
@@ -209,9 +189,9 @@ class Model(nn.Module):
         positions = torch.cat([angle.sin(), angle.cos()], -1)
         self.register_buffer("positions", positions if has_positions else torch.zeros(1, width))
         spec, own = re.sub(r"\bnear\b", f"window({NEAR})", setting.kind), ("cluster", "num", "att")
-        how = {"defaults": {k: v for k, v in vars(setting).items() if k.startswith(own)}}
-        how |= {"option": "KIND", "num_layers": LAYERS, "num_heads": HEADS}
-        kinds = parse_attention(spec, **how)
+        own = {name: value for name, value in vars(setting).items() if name.startswith(own)}
+        how = {"option": "KIND", "num_layers": LAYERS, "num_heads": HEADS}
+        kinds = parse_attention(spec, defaults=own, **how)
         self.layers = nn.ModuleList(Layer(of_layer, setting) for of_layer in kinds)
         self.norm = nn.LayerNorm(width)
         if not self.tied:

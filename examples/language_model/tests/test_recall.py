@@ -49,19 +49,6 @@ def test_rows_of_zoology():
     assert sizes == {64, 128, 256}
 
 
-def test_rows_of_a_phone_book():
-    rows = rows_of(50, task="phonebook", length=96, pairs=12)
-    for row, answers, pairs_at, queries_at in zip(*(t.tolist() for t in rows), strict=True):
-        entries = [row[i : i + 6] for i in range(0, 96, 6)]
-        numbers = {tuple(entry[:2]): entry[2:] for entry in entries[:12]}
-        assert len(numbers) == 12
-        assert all(10 <= first < 74 <= last < 138 for first, last in numbers)
-        assert answers == sum((numbers[tuple(entry[:2])] for entry in entries[12:]), [])
-        assert [row[at] for at in pairs_at] == answers == [row[at + 1] for at in queries_at]
-        assert max(pairs_at) < 72
-        assert queries_at == [72 + 6 * i + j for i in range(4) for j in range(1, 5)]
-
-
 def test_halved_rows_have_as_many_tokens_and_queries():
     setting, drawn = task.Setting("near", halvings=2, batch=4), torch.Generator().manual_seed(0)
     rows = [task.training_rows(setting, drawn) for _ in range(40)]
@@ -120,8 +107,7 @@ MISTAKES = {
     "near --pairs 17": "--pairs is 17; allowed: 2 to 16",
     "near --length 47": "--length is 47; allowed: 48 or more",
     "near --task mqar --length 31": "--length is 31; allowed: 32 or more",
-    "near --task mqr": "--task is mqr; allowed: recall, mqar, phonebook",
-    "near --task phonebook --length 67 --pairs 10": "allowed: 66 or more, by 6",
+    "near --task mqr": "--task is mqr; allowed: recall, mqar",
     "near --copying-start --short-convolution 2": "a short convolution of 2; allowed: caus",
     "near --halvings 3": "--halvings is 3; allowed: 0, and with --task recall",
 }
