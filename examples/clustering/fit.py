@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
-from tqdm import tqdm
 
 from fairseq_clusterformer.cli.common import Parser, add_force, number
 from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
@@ -137,18 +136,16 @@ def _neural(x: Tensor, num_clusters: int, seed: int, how: dict[str, Any]) -> Clu
     updates = how["epochs"] * (len(x) // size)
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
-    with tqdm(total=updates, desc=f"neural, K = {num_clusters}", leave=False, disable=None) as bar:
-        for _ in range(how["epochs"]):
-            order = torch.randperm(len(x), generator=generator)
-            # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
-            for batch in order.split(size)[: len(x) // size]:
-                _, report, _ = learner(x[batch].unsqueeze(0))
-                optimizer.zero_grad()
-                sorting = how["sorting_weight"] * report.sorting_loss
-                (report.clustering_loss + sorting).backward()
-                optimizer.step()
-                schedule.step()
-                bar.update()
+    for _ in range(how["epochs"]):
+        order = torch.randperm(len(x), generator=generator)
+        # Drop the rest of an epoch: eq. 2 over a handful of vectors is another one.
+        for batch in order.split(size)[: len(x) // size]:
+            _, report, _ = learner(x[batch].unsqueeze(0))
+            optimizer.zero_grad()
+            sorting = how["sorting_weight"] * report.sorting_loss
+            (report.clustering_loss + sorting).backward()
+            optimizer.step()
+            schedule.step()
     centroids = learner.centroids.detach()
     weight = learner.w_c.weight.detach() if how["w_c"] == "learned" else None
     with torch.no_grad(), full_float32():

@@ -16,7 +16,6 @@ lists of words.
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from fairseq_clusterformer.cli.common import Parser, add_dest, prepare_folder
 from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.corpora import SPLITS
 from fairseq_clusterformer.corpora.files import checksums
-from fairseq_clusterformer.corpora.parallel import parallel
 from fairseq_clusterformer.corpora.question_answering.records import Drops
 from fairseq_clusterformer.data.characters import READ_FORM
 from fairseq_clusterformer.errors import UserError
@@ -36,7 +34,7 @@ NAME = "python examples/etc/openkp/prepare.py"
 FILES = ("OpenKPTrain*.jsonl*", "OpenKPDev*.jsonl*", "OpenKPEval*.jsonl*")
 
 
-def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how) -> dict | None:
+def prepare(*, dest: Path, source: Path | None, force: bool, **how) -> dict | None:
     """Prepare pages in a folder; return what ``prepared.json`` says, or None: it was there."""
     pairs = zip(SPLITS, FILES, strict=True)
     found = {split: sorted(source.glob(pattern)) for split, pattern in pairs} if source else {}
@@ -69,13 +67,13 @@ def prepare(*, dest: Path, source: Path | None, workers: int, force: bool, **how
         vocabulary.write(out, text, kind="reader")
         dictionary, model = load_dictionary(out), load_prepared(out)
         to_index = [dictionary.index(symbol) for symbol in model.symbols]
-        encoded, dtype = partial(encode, model=model, to_index=to_index), best_fitting_int_dtype
+        dtype = best_fitting_int_dtype(len(dictionary))
         record = {"splits": {}, "dropped": {}}
         for split in splits:
             counts, drops = Counter(), Drops()
-            with RecordWriter(out, split, {"document": dtype(len(dictionary))}) as writer:
-                found = pages(split, drops)
-                for tokens, page in parallel(encoded, found, workers, split, batch=5):
+            with RecordWriter(out, split, {"document": dtype}) as writer:
+                for page in pages(split, drops):
+                    tokens, page = encode(page, model=model, to_index=to_index)
                     writer.write((tokens,), page)
                     counts.update(pages=1, nodes=len(page["nodes"]), tokens=len(tokens))
                     counts.update(keyphrases=len(page["places"]))
@@ -94,7 +92,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add("--source DIR", f"a folder with {', '.join(FILES)}")
     common.add_files(parser, "--source")
     common.add_subwords(parser)
-    parser.add("--workers N", "processes", default=1)
     parser.add("--force", "replace DEST, which must hold nothing but what this command wrote")
     return prepare_folder({"prepare": prepare, **vars(parser.parse_args(arguments))})
 

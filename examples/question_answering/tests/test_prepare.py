@@ -30,11 +30,8 @@ QED["original_nq_answers"] += [[{"start": 3, "end": 31, "string": f"{NAME} , of 
 def test_qed(tmp_path):
     records, drops = read(prepare.qed, write(tmp_path / "qed.jsonl", [QED]))
     (record,) = records.values()
-    assert (record.id, record.question, record.paragraphs[0].title) == (
-        "-329",
-        "who got it",
-        "Physics",
-    )
+    assert (record.id, record.question) == ("-329", "who got it")
+    assert record.paragraphs[0].title == "Physics"
     assert spans(record) == [(0, 3, NAME), (0, 3, f"{NAME} , of Germany")]
     assert not drops.counts
 
@@ -196,12 +193,6 @@ def test_wikihop(tmp_path):
     mentions = (0, 0, 0, 5), (0, 1, 13, 18), (1, 1, 0, 8), (2, 1, 4, 8)
     assert record.mentions == tuple(Mention(*each) for each in mentions)
     assert drops.counts == {"answer is no candidate": 1}
-    data = prepared(tmp_path, "wikihop", QUERY)
-    found, document = data[0].outline, data.document(0)
-    assert ([len(name) > 0 for name in found.names], found.right) == ([True] * 4, 0)
-    assert document.candidates == QUERY["candidates"]
-    texts = [document.answer(first, last).text for _, first, last in found.mentions.tolist()]
-    assert texts == ["Paris", "Paris", "New York", "York"]
 
 
 HTML = (

@@ -113,7 +113,7 @@ def test_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert (len(set(folded)), folded[:2]) == (7, folded[6:8])
     assert prepared(*words) == 0
     assert "already prepared" in capsys.readouterr().out
-    words += ("--gpt2-bpe", write_gpt2(tmp_path / "bpe"), "--workers", 2, "--force")
+    words += ("--gpt2-bpe", write_gpt2(tmp_path / "bpe"), "--force")
     assert prepared(*words) == 0
     assert PageData(tmp_path / "data", "train")[4].places.tolist() == [[0, 2]]
     assert not (tmp_path / "data" / "sentencepiece.model").exists()
