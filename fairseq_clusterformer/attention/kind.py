@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
 from ..kernels import Layout, Own
-from .layout import chunk_layout, recent_layouts, sink_layout, window_layouts, without_own
+from .layout import apart, chunk_layout, recent_layouts, sink_layout, window_layouts, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
@@ -245,8 +245,10 @@ class Kind(nn.Module, ABC):
         count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
         how = {"causal": causal, "gap": gap, "batch": text.batch}
         how |= {"num_clusters": count, "window": rule.by_cluster}
-        pairs = [(clusters, found.keys) for found in text.rounds for clusters in found.queries]
-        ranges = tuple(one for q, k in pairs for one in recent_layouts(q, key_clusters=k, **how))
+        ranges = ()
+        for found in text.rounds:
+            layouts = recent_layouts(torch.cat(found.queries, 1), key_clusters=found.keys, **how)
+            ranges = *ranges, *apart(layouts, len(found.queries))
         if gap > 1:
             near = text.window(gap if causal else gap - 1, causal)
             if rule.own != "fallback":

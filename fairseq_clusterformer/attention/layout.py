@@ -1,6 +1,6 @@
 """The rules of visibility, and windows, as layouts. Shape letters: M key slots, C chunk."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -52,7 +52,8 @@ def recent_layouts(
         window: W; None: the whole cluster. Not causal: W keys on either side of the query's
             place among the keys of its cluster, and what stands at that place.
         gap: keys nearer than that are not seen; 0: all are, the query's own included.
-        key_clusters: cluster of each key if keys are clustered apart from queries.
+        key_clusters: cluster of each key if keys are clustered apart from queries; its groups
+            repeat for as many as the queries have.
 
     Returns one layout; not causal, with a gap: one of what stands before, and one of what follows.
     """
@@ -64,7 +65,9 @@ def recent_layouts(
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
     key_order = query_order
     if key_clusters is not None:
-        key_order, key_code = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
+        keys = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
+        times = clusters.size(1) // key_clusters.size(1)
+        key_order, key_code = (t.repeat(1, times, 1) for t in keys)
     first = clusters.gather(-1, query_order) * length
 
     # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
@@ -96,6 +99,15 @@ def recent_layouts(
         return (layout(lo, hi),)
     after = slots_below(tokens_on(gap))
     return before, layout(after, torch.minimum(end, after + reach))
+
+
+def apart(layouts: Iterable[Layout], rounds: int) -> Iterator[Layout]:
+    """One layout for each round of layouts whose groups are those of several rounds."""
+    names = "lo", "hi", "query_order", "key_order", "num_queries", "num_keys"
+    for layout in layouts:
+        given = {name: getattr(layout, name) for name in names}
+        given = {name: x.chunk(rounds, dim=1) for name, x in given.items() if x is not None}
+        yield from (replace(layout, **{n: x[i] for n, x in given.items()}) for i in range(rounds))
 
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:

@@ -83,12 +83,9 @@ def index(
     q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
     (batch, heads, length, width), given = q.shape, {"least": q.new_empty(q.shape[:3])}
 
-    def of_tokens(layout: Layout, bound: Tensor) -> Tensor:
-        order = layout.query_order.expand(batch, heads, -1)
-        return torch.empty_like(order).scatter_(-1, order, bound.expand_as(order))
-
-    given["lo"] = torch.stack([of_tokens(one, one.lo) for one in layouts], dim=-1)
-    given["hi"] = torch.stack([of_tokens(one, one.hi) for one in layouts], dim=-1)
+    for name in ("query_order", "lo", "hi"):
+        each = [getattr(one, name).expand(batch, heads, -1) for one in layouts]
+        given[name] = torch.stack(each, dim=2)
     if v is not None:
         given |= {"v": v, "out": empty_like(q), "lse": torch.empty_like(given["least"])}
     given |= {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}

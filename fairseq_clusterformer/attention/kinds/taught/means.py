@@ -67,8 +67,9 @@ class MeansOfOthers(_Means):
         without = (q * (of_own[..., :width] - k)).sum(-1, keepdim=True)
         logits = logits.scatter(-1, own, without * scale / rest + rest.log())
         none = none.scatter(-1, own, number < 1)
-        for clusters in self.looked_into:
-            none = none.scatter(-1, clusters.expand(q.shape[:3]).unsqueeze(-1), True)
+        none = none.scatter(
+            -1, torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1), True
+        )
         weights, lse = _softmax(logits, none)
         weights = dropped(weights, heads.dropout)
         of_rest = (gather_tokens(mean_v, cluster) - v) / rest
@@ -115,10 +116,8 @@ class MeansSoFar(_Means):
 
         k, v, bias, none = (for_each(q, t) for t in _means(sums))
         logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
-        hidden = none.unsqueeze(-2).expand_as(logits)
-        for clusters in self.looked_into:
-            looked = by_chunk(clusters.expand(q.shape[:3]).unsqueeze(-1))
-            hidden = hidden.scatter(-1, looked, True)
+        looked = by_chunk(torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1))
+        hidden = none.unsqueeze(-2).expand_as(logits).scatter(-1, looked, True)
         weights, lse = _softmax(logits, hidden)
         out, lse = (dropped(weights, heads.dropout) @ v).flatten(2, 3), lse.flatten(2, 3)
         if in_order:  # back from slots to tokens
