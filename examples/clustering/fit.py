@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from fairseq_clusterformer.cli.common import Parser, add_force, number
-from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
+from fairseq_clusterformer.clustering import NeuralClustering
 from fairseq_clusterformer.clustering.fuzzy import SIMILARITIES, Similarity, fuzzy_clusters
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.errors import UserError, bad_option, reading
+from fairseq_clusterformer.metrics.clusters import cluster_use
 from fairseq_clusterformer.outputs import check_output, whole_file, write_text
 from fairseq_clusterformer.precision import full_float32
 from fairseq_clusterformer.ranges import Range

@@ -36,8 +36,8 @@ from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.past import tensors
 from fairseq_clusterformer.cli.common import Parser, whole_number
 from fairseq_clusterformer.cli.main import program
-from fairseq_clusterformer.clustering import cluster_use, summary
 from fairseq_clusterformer.errors import UserError, bad_option
+from fairseq_clusterformer.metrics.clusters import cluster_use, summary
 from fairseq_clusterformer.outputs import write_aside
 
 NAME = "python -m examples.language_model.recall"

@@ -3,4 +3,4 @@
 from .kmeans import KMeansClustering  # noqa: F401
 from .learner import AverageNormalizer, Learner  # noqa: F401
 from .neural import NeuralClustering, initial_centroids  # noqa: F401
-from .report import LOSSES, ClusterUse, Report, State, cluster_sizes, cluster_use, summary  # noqa: F401
+from .report import LOSSES, Report, State, cluster_sizes  # noqa: F401

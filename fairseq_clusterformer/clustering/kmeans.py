@@ -14,7 +14,6 @@ from torch.nn.functional import normalize
 from ..precision import at_least_float32
 from .fuzzy import nearest_by_cosine
 from .learner import Learner
-from .report import cluster_use
 
 logger = logging.getLogger(__name__)
 logging.getLogger("faiss.loader").setLevel(logging.WARNING)  # it logs which of its builds is used
@@ -108,9 +107,8 @@ class KMeansClustering(Learner):
             start = self.centroids.float().cpu() if self.found else None
             centroids = kmeans(states, number, start=start)
             centroids = centroids[nearest_neighbour_order(centroids)]
-            use = cluster_use(nearest_by_cosine(states, centroids).bincount(minlength=number))
-            empty = f"{use.empty / number:.1%} empty"
-            logger.info(f"K-Means: effective number {use.effective:.1f}, {empty}")
+            empty = number - len(nearest_by_cosine(states, centroids).unique())
+            logger.info(f"K-Means: {empty / number:.1%} of the clusters are empty")
             self.centroids.copy_(centroids)
             self.found = True
         elif banks is not None:

@@ -8,8 +8,9 @@ from typing import Any
 from fairseq.logging import metrics
 from torch import Tensor
 
-from fairseq_clusterformer.clustering import LOSSES, summary
+from fairseq_clusterformer.clustering import LOSSES
 from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.metrics.clusters import summary
 from fairseq_clusterformer.models.options import option
 
 STATISTICS = (*LOSSES, "cluster_entropy", "cluster_effective", "cluster_largest", "cluster_empty")

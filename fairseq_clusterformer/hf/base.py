@@ -15,8 +15,8 @@ from transformers import Cache, PreTrainedModel
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.past import each, tensors
 from fairseq_clusterformer.checkpoints.bundle import distinct
-from fairseq_clusterformer.clustering import summary
 from fairseq_clusterformer.criterions.clustering_losses import ClusteringLossConfig, weighted
+from fairseq_clusterformer.metrics.clusters import summary
 from fairseq_clusterformer.models.decoder import decode
 from fairseq_clusterformer.models.stack import State
 

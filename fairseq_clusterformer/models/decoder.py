@@ -165,7 +165,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs:
         "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
         "inner_states", the input and each layer's output, and "reports", what
-        :func:`~fairseq_clusterformer.clustering.summary` takes."""
+        :func:`~fairseq_clusterformer.metrics.clusters.summary` takes."""
         encoder, padding_mask = (
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fairseq_clusterformer.attention.inspect import token_clusters
 from fairseq_clusterformer.checkpoints.load import Loaded
-from fairseq_clusterformer.clustering import cluster_use
 from fairseq_clusterformer.data.coding import TextCoding
 from fairseq_clusterformer.errors import bad_option, check_file
+from fairseq_clusterformer.metrics.clusters import cluster_use
 
 MOST_COUNTED = 1 << 16  # tokens of the validation text
 MOST_SHOWN = 1 << 13  # tokens of the passage

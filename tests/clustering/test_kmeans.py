@@ -67,7 +67,7 @@ def test_centroids_are_renewed_after_an_interval(caplog):
             module.observe(groups(20))
     assert renewed == [False, False, False, True, False, False, True, False]
     assert "K-Means of 40 states in 5 clusters" in caplog.text
-    assert "effective number 5.0, 0.0% empty" in caplog.text
+    assert "0.0% of the clusters are empty" in caplog.text
 
 
 def test_what_was_together_stays_together():

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fairseq_clusterformer.clustering import NeuralClustering, cluster_use
+from fairseq_clusterformer.clustering import NeuralClustering
+from fairseq_clusterformer.metrics.clusters import cluster_use
 
 BATCH, LENGTH, WIDTH, CLUSTERS = 2, 9, 6, 4
 SIMILARITIES = ("dot", "scaled-dot", "cosine")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from fairseq_clusterformer.clustering import summary
+from fairseq_clusterformer.metrics.clusters import summary
 from tests.models.small import gradients, lm_sample, make_criterion, make_lm
 
 LAYERS = 3
