@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,26 +154,25 @@ CORPORA: dict[str, dict] = {
     "rte": _glue("RTE", _read_glue, *_ENTAILED),
     "wnli": _glue("WNLI", _read_glue, *_BINARY),
 }
-# where a file may be: in --source, or in a folder of the data set's own name
-_PLACES = ("", "{name}/", "*/{name}/", "*/", "*/*/")
 
 
 def known_corpus(name: str, source: Path) -> LabelledCorpus:
     """Return a data set whose files --source has in one of its forms, or raise UserError."""
     facts = dict(CORPORA[name])
-    form, files = _find(source, name, facts.pop("forms"))
+    form, files = _find(source, facts.pop("forms"))
     return LabelledCorpus(name, files=files, read=form.read, **facts | form.facts)
 
 
-def _find(source: Path, name: str, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
+def _find(source: Path, forms: list[Form]) -> tuple[Form, dict[str, tuple[Path, ...]]]:
+    """The first form whose files are below a folder, and these, for each part."""
     lacking = ["it has no files of that name"]  # or the last pattern that one of some lacks
-    for form, place in product(forms, _PLACES):
-        found, folder = {}, place.format(name=name)
-        for pattern in chain.from_iterable(form.files.values()):
-            found[pattern] = sorted(source.glob(folder + pattern))
-            if len(found[pattern]) > 1:
-                both = " and ".join(map(str, found[pattern]))
-                raise bad_option("--source", source, f"one {folder}{pattern}", both)
+    for form in forms:
+        patterns = chain.from_iterable(form.files.values())
+        found = {pattern: sorted(source.rglob(pattern)) for pattern in patterns}
+        for pattern, paths in found.items():
+            if len(paths) > 1:
+                both = " and ".join(map(str, paths))
+                raise bad_option("--source", source, f"one {pattern}", both)
         if all(found.values()):
             files = form.files.items()
             return form, {part: tuple(found[each][0] for each in names) for part, names in files}

@@ -131,6 +131,21 @@ def test_what_has_moved_is_named(command, place, capsys):
     assert line.endswith(f"it has moved to the repository's examples; allowed: {place}")
 
 
+def test_a_plug_in_is_named_where_it_is_missing(towns_reader, towns_data, run_cli):
+    """A checkpoint never loads code by itself."""
+    words = ["evaluate", "qa", "--checkpoint", towns_reader, "--data", towns_data / "none"]
+    allowed = "allowed: it with --user-dir examples/xlqa"
+    for more, said in (
+        ((), f"its model bidaf_reader is that of a plug-in; {allowed}"),
+        (("--user-dir", "examples/xlqa"), "--data is"),  # the model is there
+    ):
+        done = run_cli("python", "-m", "fairseq_clusterformer", *words, *more, check=False)
+        assert (done.returncode, said in done.stdout) == (1, True)
+    done = run_cli("fairseq-train", towns_data, "--arch", "bidaf_reader_tiny", check=False)
+    assert done.returncode == 1
+    assert f"--arch is bidaf_reader_tiny: it has moved; {allowed}" in done.stdout
+
+
 def test_a_device_is_no_input(capsys):
     """It may never end."""
     with pytest.raises(UserError, match="--input is /dev/zero: it is a device; allowed: a file"):

@@ -8,6 +8,8 @@ import pytest
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
+from classification import prepare as known
+from fairseq_clusterformer.cli.main import program
 from fairseq_clusterformer.data.subwords import Subwords
 from tests.corpora.commands import SPLITS, one_line, run, write
 from tests.data.tokenizers import made
@@ -142,6 +144,31 @@ def test_mistakes_in_own_files(tmp_path, capsys, message):
     assert run_own(write(tmp_path / name, content), tmp_path / "dest", *options)
     assert message in one_line(capsys)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_folds_are_stratified_and_cover_everything(tmp_path):
+    """Each has the words of its train; what is in train too is counted."""
+    rows = [("0", f"café w{i} is bad .") for i in range(60)]
+    rows += [("1", "the same")] * 40
+    text = "".join(f"{label} {text}\n" for label, text in rows)
+    write(tmp_path / "source" / "rt-polarity.all", text, "latin-1")
+    words = ["mr", f"{tmp_path}/dest", "--source", f"{tmp_path}/source"]
+    assert program(known.NAME, known.main, words) == 0
+    tested, doubled = [], 0
+    for k in range(10):
+        folder = tmp_path / "dest" / "mr" / f"fold{k}"
+        by_split = {split: examples_of(folder, split) for split in SPLITS}
+        for split, each in (("train", (48, 32)), ("valid", (6, 4)), ("test", (6, 4))):
+            count = Counter(label for label, _ in by_split[split])
+            assert (count["0"], count["1"]) == each
+        words = {word for _, text in by_split["train"] for word in text.split()}
+        assert facts_of(folder)["vocabulary"] == {"size": 4 + len(words)}
+        assert "<unk>" not in words
+        tested += by_split["test"]
+        doubled += facts_of(folder)["splits"]["test"]["also in train"]
+    assert Counter(label for label, _ in tested) == {"0": 60, "1": 40}
+    assert sum("<unk>" in text for _, text in tested) == 60
+    assert doubled == 40
 
 
 def test_a_tokenizer_says_the_words(tmp_path, capsys):

@@ -13,6 +13,7 @@ from fairseq_clusterformer.criterions.clusterformer_qa import (
     ClusterformerQA,
     ClusterformerQAConfig,
     QACriterion,
+    answer_parts,
     marginal_nll,
     span_nll,
 )
@@ -167,3 +168,22 @@ def test_the_loss_of_a_structured_reader_is_the_mean_of_its_parts(candidates):
     assert logged["support_size"] == 2
     assert logged["candidate_size"] == candidates
     assert logged["span_size"] == 1 - candidates
+
+
+def test_types_that_share_the_softmaxes_of_spans():
+    """- log p(start) - log p(end), each among words and slots; one word has two tokens."""
+    inf, slots = torch.inf, torch.tensor([[[-5.0, -6.0, -7.0, 2.0], [-1.0] * 4]])
+    starts, ends = torch.tensor([[-inf, 1.0, -inf, 4.0]]), torch.tensor([[-inf, -inf, 0.5, 3.0]])
+    bounds = torch.tensor([[[0, 0], [1, 2], [1, 2], [3, 3]]])
+    logits = AnswerLogits.shared(starts, ends, torch.zeros(1, 4), slots, bounds)
+    both = (torch.cat([of[0], slots[0, i]]) for i, of in enumerate((starts, ends)))
+    first, last = (x.log_softmax(0) for x in both)
+    for spans, type_, start, end in (
+        ([[2, 2]], "short", 1, 2),  # a part of a word is the word
+        ([[1, 1], [2, 2]], "short", 1, 2),  # and counts once
+        ([[-1, -1]], "none", 7, 7),
+        ([[-1, -1]], "yes", 4, 4),
+    ):
+        types = torch.tensor([[name == type_ for name in TYPES]])
+        loss, _ = answer_parts(logits, torch.tensor([spans]), types)["span"]
+        assert -loss.item() == pytest.approx(float(first[start] + last[end]), abs=1e-6)

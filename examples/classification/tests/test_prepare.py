@@ -17,30 +17,6 @@ def run(name, folder, *options):
     return program(known.NAME, known.main, list(map(str, words)))
 
 
-def test_folds_are_stratified_and_cover_everything(tmp_path):
-    """Each has the words of its train; what is in train too is counted."""
-    rows = [("0", f"café w{i} is bad .") for i in range(60)]
-    rows += [("1", "the same")] * 40
-    text = "".join(f"{label} {text}\n" for label, text in rows)
-    write(tmp_path / "source" / "rt-polarity.all", text, "latin-1")
-    assert run("mr", tmp_path) == 0
-    tested, doubled = [], 0
-    for k in range(10):
-        folder = tmp_path / "dest" / "mr" / f"fold{k}"
-        by_split = {split: examples_of(folder, split) for split in SPLITS}
-        for split, each in (("train", (48, 32)), ("valid", (6, 4)), ("test", (6, 4))):
-            count = Counter(label for label, _ in by_split[split])
-            assert (count["0"], count["1"]) == each
-        words = {word for _, text in by_split["train"] for word in text.split()}
-        assert facts_of(folder)["vocabulary"] == {"size": 4 + len(words)}
-        assert "<unk>" not in words
-        tested += by_split["test"]
-        doubled += facts_of(folder)["splits"]["test"]["also in train"]
-    assert Counter(label for label, _ in tested) == {"0": 60, "1": 40}
-    assert sum("<unk>" in text for _, text in tested) == 60
-    assert doubled == 40
-
-
 POST = "From: me@a.org\nSubject: Re: Engines_2\nLines: 5\n\nMy engine's 4 valves\xe9.\n--\nend\n"
 
 
@@ -145,7 +121,7 @@ DAMAGES = [  # layout or data set, file, its content, what is said
     ("mr", "README", "a film\n", "no files of that name; allowed: a folder that hol"),
     ("scitail", "scitail_1.0_dev.tsv", "a\tb\n", "line 1: 2 columns, ['a', 'b']; allowed: 3 col"),
     ("wikiqa aligned", "wikiqa/dev/b.toks", "one\n", "b.toks: has 1 lines, "),
-    ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one */snli_1.0_dev*.jsonl*"),
+    ("snli", "snli_1.0/snli_1.0_dev.jsonl", "", "allowed: one snli_1.0_dev*.jsonl*"),
     ("stsb", "STS-B/dev.tsv", STSB + "x\ty\tnan\n", "label is 'nan'; allowed: a finite number"),
 ]
 

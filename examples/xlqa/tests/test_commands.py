@@ -8,7 +8,6 @@ from tests.cli.in_process import Run, train, validate
 from tests.cli.tasks import QANET
 from tests.cli.towns import BIDAF
 
-FOLDER = Path(__file__).parents[1]
 TASK = "--task clusterformer_qa --valid-subset valid"
 BY_HEART = "--lr 0.01 --dropout 0 --batch-size 10 --validate-interval 100"
 LINES = {
@@ -38,19 +37,3 @@ def test_every_type_is_learned_by_heart(name, by_heart, qa_data, tmp_path):
         assert update["nll"] == update["span_loss"]
         assert update["loss"] == pytest.approx(update["span_loss"] + update["long_loss"])
     assert run.mean_loss(-1) < 0.5 < 3 < run.mean_loss(0)
-
-
-def test_the_plug_in_is_named_where_it_is_missing(by_heart, qa_data, run_cli):
-    """A checkpoint never loads code by itself."""
-    checkpoint = by_heart[0] / "checkpoint_last.pt"
-    words = ["evaluate", "qa", "--checkpoint", checkpoint, "--data", qa_data, "--cpu"]
-    done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
-    assert done.returncode == 1
-    assert "its model bidaf_reader is that of a plug-in; allowed: it with" in done.stdout
-    words += ["--user-dir", FOLDER]
-    done = run_cli("python", "-m", "fairseq_clusterformer", *words, check=False)
-    assert "prepared.json" in done.stdout  # the model is there, and what the data are is not
-    done = run_cli("fairseq-train", qa_data, "--arch", "bidaf_reader_tiny", check=False)
-    assert done.returncode == 1
-    line = "--arch is bidaf_reader_tiny: it has moved; allowed: it with --user-dir examples/xlqa"
-    assert line in done.stdout.splitlines()[-1]

@@ -8,12 +8,11 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
-from torch.nn.functional import log_softmax, pad
+from torch.nn.functional import pad
 
-from fairseq_clusterformer.answers import TYPES, AnswerLogits
+from fairseq_clusterformer.answers import AnswerLogits
 from fairseq_clusterformer.attention import attention_kinds
 from fairseq_clusterformer.corpora.binarize import symbol_dictionary
-from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from xlqa import readers, word_reader
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -130,21 +129,6 @@ def test_no_answer_has_a_place_in_both_softmaxes():
     assert found.slots.tolist() == [[[-5.0, -6.0, -7.0, 2.0], [-1.0, -1.0, -1.0, -1.0]]]
     assert found.type.tolist() == [[4.0 + 3.0, -6.0, -7.0, -8.0, 2.0 - 1.0]]
     assert found.bounds[0, :4].tolist() == [[0, 0], [1, 2], [1, 2], [3, 3]]
-
-
-def test_loss():
-    """- log p(start) - log p(end), each among words and slots."""
-    starts = log_softmax(torch.tensor([4.0, 1.0, -5.0, -6.0, -7.0, 2.0]), 0)
-    ends = log_softmax(torch.tensor([0.5, 3.0, -1.0, -1.0, -1.0, -1.0]), 0)
-    for spans, type_, start, end in (
-        ([[2, 2]], "short", 1, 0),  # a part of a word is the word
-        ([[1, 1], [2, 2]], "short", 1, 0),  # and counts once
-        ([[-1, -1]], "none", 5, 5),
-        ([[-1, -1]], "yes", 2, 2),
-    ):
-        types = torch.tensor([[name == type_ for name in TYPES]])
-        loss, _ = answer_parts(heads_by_hand(), torch.tensor([spans]), types)["span"]
-        assert -loss.item() == pytest.approx(float(starts[start] + ends[end]), abs=1e-6)
 
 
 @torch.no_grad()
