@@ -73,11 +73,8 @@ class Clusters:
     @torch.no_grad()
     @full_float32()
     def assign(self, x: np.ndarray | Tensor) -> Tensor:
-        """The cluster of each vector: x [N, D] to int64 [N]; UserError for another width."""
+        """The cluster of each vector: x [N, D] to int64 [N]."""
         x = torch.as_tensor(x, dtype=torch.float32).contiguous()
-        if x.dim() != 2 or x.size(1) != self.centroids.size(1):
-            allowed = f"[N, {self.centroids.size(1)}], as fitted"
-            raise UserError(f"vectors have shape {tuple(x.shape)}; allowed: {allowed}")
         if self.spherical is not None:
             import faiss
 

@@ -7,13 +7,10 @@ figures    training, inference and memory, N up to 2,000, batch 20   (section 4.
 table4     training and memory for k = 5 to 500 clusters, N = 1,500, batch 64         (section 4.4)
 table7     training and memory, N up to 55,000, batch 2                                (appendix E)
 
-A model is an encoder and a classifier of 20 classes over the mean. The paper gives sizes for table
-4 alone, no number of heads (6 here), no inner width (1,200 here), and sqrt(N) clusters for table 7
-alone, which figures 3 and 4 take here too. A query of every clustered model sees as many keys.
-
-A time is of one step, a median of steps that the models take in turns; the paper's are of whole
-trainings, so only the ratios to the Transformer can be compared. Memory is the peak beyond the
-model and its input; the paper's is all that its GPU held.
+The paper gives no number of heads (6 here), no inner width (1,200 here), and sqrt(N) clusters for
+table 7 alone, which figures 3 and 4 take here too. A query of every clustered model sees as many
+keys. A time is of one step, a median of steps in turns, and memory is the peak beyond the model
+and its input; so only ratios to the Transformer can be compared with the paper's.
 """
 
 import math

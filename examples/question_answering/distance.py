@@ -8,11 +8,10 @@ after, "Sullivan won." The question is where the winner went.
     python -m scripts.experiments.run GRID.yaml --data DATA --out RESULTS.jsonl
     python -m examples.question_answering.distance score CHECKPOINT --data DATA
 
-`make` writes the questions of train, valid and test, with the sentences that support their answers
-(for etc_reader), and the model of the subwords that tokens are counted in. A question's id is the
-distance that was asked for, the true one and a number, as in 4000-4013-27. No passage is in both
-training and test documents. In the order of their lengths (fairseq's --curriculum 1 --no-shuffle),
-the training documents are a lesson plan: from facts 60 tokens apart to 2,000.
+`make` writes the questions of train, valid and test, with the sentences that support the answers,
+and the model of the subwords that tokens are counted in. A question's id is the distance that was
+asked for, the true one and a number, as in 4000-4013-27. In the order of their lengths (fairseq's
+--curriculum 1 --no-shuffle), the training documents are a lesson plan.
 """
 
 import json

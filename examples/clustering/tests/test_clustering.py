@@ -74,11 +74,6 @@ def test_majority_accuracy_is_that_of_the_contingency_matrix():
     assert command.majority_accuracy(*parts) == pytest.approx(np.mean(right))
 
 
-def test_vectors_of_another_width_are_refused():
-    with pytest.raises(UserError, match=r"shape \(400, 6\); allowed: \[N, 17\]"):
-        Clusters(torch.zeros(3, 17), spherical=False).assign(X)
-
-
 QUICK = "--neural-epochs 4 --neural-batch-size 50 --neural-sorting-weight .1 --kmeans-redos 1"
 FIT = f"fit x.npy --num-clusters 3 {QUICK}"
 LABELLED = "--labels y.csv --test t.npy --test-labels ty.csv"
@@ -156,8 +151,6 @@ def npy(array: object) -> bytes:
 
 
 CSV = "\n".join(",".join(map(str, row)) for row in NUMBERS.tolist()).encode()
-DAMAGED = bytearray(gzip.compress(idx(NUMBERS), mtime=0))
-DAMAGED[len(DAMAGED) // 2] ^= 0xFF
 
 
 def test_every_format(tmp_path):
@@ -178,7 +171,7 @@ def test_bad_files_are_named(tmp_path):
         ("x.npy", npy(np.zeros((2, 3, 4)))),
         ("x.npy", npy([["a", "b"]])),
         ("x-ubyte", b"\0" + idx(NUMBERS)),
-        ("x-ubyte.gz", bytes(DAMAGED)),
+        ("x-ubyte.gz", gzip.compress(idx(NUMBERS))[:-9]),
         ("x.txt", b"1,2\n"),
         *(("y.npy", npy(labels)) for labels in ([0, 1, 2], [0, 1, 2, -1], [0, 1, 2, 0.5])),
     ):

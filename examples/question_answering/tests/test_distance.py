@@ -22,11 +22,6 @@ def tokens(text: str) -> int:
     return len(re.findall(r"\w+|\.", text))
 
 
-def made(number: int, distances: tuple[int, int]) -> list[tuple[dict, int]]:
-    draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
-    return [distance.make_document(distances, filler, tokens, draw) for _ in range(number)]
-
-
 def read(context: str) -> tuple[str, dict[str, str]]:
     """Who won, and places by name; each is told once."""
     found = TOLD.findall(context)
@@ -39,7 +34,9 @@ def read(context: str) -> tuple[str, dict[str, str]]:
 @pytest.mark.parametrize("distances", [(60, 100), (400, 400)])
 def test_the_answer_takes_both_facts(distances):
     asked, orders = Counter(), set()
-    for document, apart in made(60, distances):
+    draw, filler = random.Random(1), repeat(("The sea is wide.", 5))
+    for _ in range(60):
+        document, apart = distance.make_document(distances, filler, tokens, draw)
         context, (answer,) = document["context"], document["answers"]
         winner, places = read(context)
         assert len(places) == len(set(places.values())) == distance.PEOPLE

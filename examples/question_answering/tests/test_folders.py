@@ -18,14 +18,11 @@ def main(*words: object) -> int:
     return folders.main([*map(str, words)])
 
 
-def answered(text: str, *wanted: str) -> list[dict]:
-    return [{"text": each, "answer_start": text.index(each)} for each in wanted]
-
-
 def test_questions_of_missing_articles(tmp_path):
     """No article is asked of two parts, and each of a part's is missing once."""
     titles = [f"A {number}" for number in range(48)]
-    asked = [{"question": f"{i}?", "answers": answered("xy", *"xxy")} for i in range(60)]
+    answers = [{"text": text, "answer_start": "xy".index(text)} for text in "xxy"]
+    asked = [{"question": f"{i}?", "answers": answers} for i in range(60)]
     articles = [{"title": t, "paragraphs": [{"context": t, "qas": asked}]} for t in titles]
     write(tmp_path / "squad/dev-v1.1.json.gz", json.dumps({"data": articles}).encode())
     assert main("make", tmp_path, tmp_path / "out") == 0
