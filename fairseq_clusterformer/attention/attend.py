@@ -209,13 +209,10 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     read, place = torch.cat(read, dim=-1), tokens.positions.expand(len(q), -1)
     lists = stores.lists or Lists.empty(entries, written, rule.clusters)
     lists.open(1)
-    if tokens.begins is not None:
-        lists.latest = lists.latest.masked_fill(tokens.begins.unsqueeze(-1), -1)
     stores = replace(stores, assigned=seen.assigned, lists=lists)
     kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
-    given |= {"latest": lists.latest, "earlier": lists.before, "listed": lists.clusters}
-    given |= {"codes": lists.codes, "scales": lists.scales}
+    given |= {"lists": lists.clusters, "codes": lists.codes, "scales": lists.scales}
     given |= {"place": place, "index": rule.index, "gap": rule.gap, "number_of_sinks": rule.sinks}
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp

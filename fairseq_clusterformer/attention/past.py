@@ -250,33 +250,30 @@ class Near(Kept):
 
 @dataclass
 class Lists(Kept):
-    """All keys of a document, the n-th in slot n, as inverted lists: of each cluster the latest
-    key, and of each key the one before it in its list. What is new is written into its place; room
-    doubles, and its last slot takes padding."""
+    """All keys of a document, the n-th in slot n, and in which cluster's list each is. What is new
+    is written into its place; room doubles, and its last slot takes padding."""
 
     entries: Tensor  # [B, J, room, C]
     codes: Tensor  # its keys in 8 bits, by which the best are found faster, int8 [B, J, room, E]
     scales: Tensor  # what those are multiplied by [B, J, room]
     clusters: Tensor  # of each key, int64 [B, G, room]; K: it is in no list
-    before: Tensor  # the slot of the key before it in its list, int64 [B, G, room]; -1: none
-    latest: Tensor  # the slot of each list's latest key, int64 [B, G, K + 1]; -1: it is empty
+    none: int  # K
     steps: int  # tokens that were given
 
     @classmethod
     def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
         """Of so many clusters, for keys like these."""
         slots = rings.new_empty(*rings.shape[:2], 0)
-        latest = rings.new_full((*rings.shape[:2], clusters + 1), -1)
         nothing = entries[:, :, :0]
         codes = nothing[..., : entries.size(-1) // 2].to(torch.int8)
-        return cls(nothing, codes, nothing[..., 0], slots, slots, latest, 0)
+        return cls(nothing, codes, nothing[..., 0], slots, clusters, 0)
 
     def open(self, number: int) -> None:
         """Make room for so many more tokens, and for padding."""
         room, needed = self.entries.size(2), self.steps + number + 1
         if needed > room:
             more = max(needed, 2 * room, FIRST_ROOM) - room
-            for name in ("entries", "codes", "scales", "clusters", "before"):
+            for name in ("entries", "codes", "scales", "clusters"):
                 kept = getattr(self, name)
                 setattr(self, name, pad(kept, (0, 0) * (kept.dim() - 3) + (0, more)))
 
@@ -289,15 +286,8 @@ class Lists(Kept):
         if mask is not None:
             place, in_none = place.masked_fill(mask, self.entries.size(2) - 1), in_none | mask
             entries = entries.masked_fill(mask[:, None, :, None], 0.0)
-        rings = rings.masked_fill(in_none.unsqueeze(1), self.latest.size(-1) - 1)
-        slot = place.unsqueeze(1).expand_as(rings)
-        order, _ = sort_by_cluster(rings.contiguous(), self.latest.size(-1))
-        of_list, slots = rings.gather(-1, order), slot.gather(-1, order)
-        first = of_list.diff(prepend=of_list[..., :1] - 1) != 0
-        before = torch.where(first, self.latest.gather(-1, of_list), slots.roll(1, -1))
-        self.before.scatter_(-1, slots, before)
-        self.clusters.scatter_(-1, slot, rings)
-        self.latest = self.latest.scatter_reduce(-1, rings, slot, "amax")
+        rings = rings.masked_fill(in_none.unsqueeze(1), self.none)
+        self.clusters.scatter_(-1, place.unsqueeze(1).expand_as(rings), rings)
         if torch.is_grad_enabled():  # what was attended to is read again
             self.entries = self.entries.clone()
         k = entries.detach()[..., : self.codes.size(-1)]
@@ -344,7 +334,7 @@ class Stores(Kept):
         are no sinks, bool [B, M]; None: there are none. ``before``: real tokens that each row has
         had, int64 [B, 1]; ``behind_sinks``: without sinks."""
         if self.lists is not None:
-            steps, none = self.lists.steps, self.lists.latest.size(-1) - 1
+            steps, none = self.lists.steps, self.lists.none
             slot = torch.arange(steps, device=before.device)
             missing = slot >= before
             hidden = missing | (slot < before - behind_sinks)

@@ -100,7 +100,6 @@ def index(
 _SIZES = {
     "batch": ("q", 0),
     "heads": ("q", 1),
-    "width": ("q", 3),
     "groups": ("kept", 1),
     "window": ("kept", -2),
     "entry_width": ("kept", -1),
@@ -116,8 +115,8 @@ _SIZES = {
 
 
 def can_step(q: Tensor) -> bool:
-    """Whether there is a library for such queries; widths are no constants there."""
-    return can_run("step", q[..., :0])
+    """Whether there is a library for such queries."""
+    return can_run("step", q)
 
 
 def step(q: Tensor, **given: Any) -> Tensor:
@@ -126,8 +125,7 @@ def step(q: Tensor, **given: Any) -> Tensor:
     between, and J be divided into G groups. All floating point is float32, or float64. Raises
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
-    changed = "kept", "seen", "near", "near_ring", "sums", "latest", "earlier", "listed"
-    changed += "codes", "scales"
+    changed = "kept", "seen", "near", "near_ring", "sums", "lists", "codes", "scales"
     for name in changed:
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
@@ -139,5 +137,5 @@ def step(q: Tensor, **given: Any) -> Tensor:
     sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
     # In memory until the end, each as the pointer to it says.
     given = {n: x.contiguous() if isinstance(x, Tensor) else x for n, x in given.items()}
-    run("step", "step", q.dtype, 0, **sizes, **given)
+    run("step", "step", q.dtype, q.size(-1), **sizes, **given)
     return given["out"]

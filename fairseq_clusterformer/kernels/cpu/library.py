@@ -1,8 +1,8 @@
 """The compiled kernels: each built on first use, and kept in a folder that nobody else may write
 to, in ``$TORCH_EXTENSIONS_DIR``, by default ``~/.cache/torch_extensions``. The compiler is
 ``$CXX``, by default ``c++``; it needs OpenMP, and no headers of PyTorch. There is one library for
-each source, type of number and width of rows (of ``step``, for all widths): lengths of loops are
-known then. Each function takes a pointer to the struct of its source, ``Step`` of step.cpp.
+each source, type of number and width of rows: lengths of loops are known then. Each function takes
+a pointer to the struct of its source, ``Step`` of step.cpp.
 """
 
 import ctypes

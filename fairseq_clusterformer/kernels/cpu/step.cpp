@@ -7,7 +7,7 @@
 // M tokens that are near, S sinks, K clusters that have means.
 //
 // Of an index, an entry stands in the slot of its token's place in the document; rings are lists,
-// which lead from their latest key back to the first one, and L is 1.
+// and L is 1.
 
 #include <functional>
 
@@ -19,8 +19,7 @@ DECLARE(Step,
   NUMBER* out;               // [B, H, E]
   NUMBER* kept;              // [B, G, L * R, J / G, W, C]
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
-  int64_t *latest;           // of an index: the latest key of each list, [B, G, R + 1]
-  int64_t *earlier, *listed; // the one before each key in its list, and that list, [B, G, W]
+  int64_t* lists;            // of an index: the list of each key, [B, G, W]; R: none
   const int64_t* place;      // of the token in its document, [B]
   int8_t* codes;             // keys in 8 bits, [B, J, W, E], and what they are multiplied by, [B, J, W]
   NUMBER* scales;
@@ -33,7 +32,7 @@ DECLARE(Step,
   NUMBER* sums;              // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
   const int64_t *looked_into, *cluster;  // of which no mean is seen [B, H, P]; of the keys [B, J]
   const int64_t *since, *ends;  // chunk that the token counts from, above 0 if its own ends, [B]
-  int64_t batch, heads, key_heads, groups, query_groups, width, entry_width, layouts, rings, probes,
+  int64_t batch, heads, key_heads, groups, query_groups, entry_width, layouts, rings, probes,
       window, room, number_of_sinks, clusters, chunks, looks, own, threads;
   int64_t index, gap;  // an index: how many of its keys are seen, no nearer than that; 0: none is
   double own_bias;
@@ -41,28 +40,37 @@ DECLARE(Step,
 
 namespace {
 
-constexpr int LANES = 16;
 constexpr int64_t ROUGHLY = 64;    // keys from which on the best are first looked for in 8 bits
-constexpr int64_t AHEAD = 6;       // keys that are asked for before they are read
+constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
+constexpr int BINS = 256;          // of a histogram
 
-T dot(const T* a, const T* b, int64_t width) {
-  T sums[LANES] = {}, sum = 0;
-  int64_t i = 0;
-  for (; i + LANES <= width; i += LANES)
-    for (int n = 0; n < LANES; n++) sums[n] += a[i + n] * b[i + n];
-  for (; i < width; i++) sums[0] += a[i] * b[i];
-  for (int n = 0; n < LANES; n++) sum += sums[n];
-  return sum;
+// Registers of rows that begin anywhere.
+typedef T Loose __attribute__((vector_size(BYTES), may_alias, aligned(sizeof(T))));
+inline const Loose& loose(const T* p) { return *reinterpret_cast<const Loose*>(p); }
+inline Loose& loose(T* p) { return *reinterpret_cast<Loose*>(p); }
+
+T product(const T* a, const T* b) {
+  V sums = {};
+  int e = 0;
+  for (; e + L <= E; e += L) sums += loose(a + e) * loose(b + e);
+  T total = sum(sums);
+  for (; e < E; e++) total += a[e] * b[e];
+  return total;
+}
+
+void ask_for(const void* row, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64)
+    __builtin_prefetch(static_cast<const char*>(row) + line);
 }
 
 // A row in 8 bits; returns what they are multiplied by.
 template <class X>
-T round_row(const T* row, int64_t width, X* to) {
+T round_row(const T* row, X* to) {
   T most = std::numeric_limits<T>::min();
-  for (int64_t e = 0; e < width; e++) most = std::max(most, std::abs(row[e]));
+  for (int e = 0; e < E; e++) most = std::max(most, std::abs(row[e]));
   const T scale = most / 127;
-  for (int64_t e = 0; e < width; e++) to[e] = X(std::lrint(row[e] / scale));
+  for (int e = 0; e < E; e++) to[e] = X(std::lrint(row[e] / scale));
   return scale;
 }
 
@@ -73,81 +81,119 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
-  std::vector<int64_t> walks, listed;  // slots of keys to choose from, and their logits
-  std::vector<T> of_listed, largest;
-  std::vector<int16_t> code;  // of the query, in 8 bits
+  std::vector<int64_t> listed;  // slots of keys to choose from, so many, and their logits
+  int64_t number_of_listed;
+  std::vector<T> of_listed, rest;
+  std::vector<char> reads;  // whether a list is read, [R + 1]
 
-  explicit Sight(const Step& p) : p(p), scale(T(1 / std::sqrt(double(p.width)))) {}
+  explicit Sight(const Step& p)
+      : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0) {}
 
   void begin(const T* of) { query = of, values.clear(), logits.clear(), factors.clear(); }
 
   void add(const T* key, const T* value, T factor, T bias) {
-    logits.push_back(dot(query, key, p.width) * scale * factor + bias);
+    logits.push_back(product(query, key) * scale * factor + bias);
     values.push_back(value), factors.push_back(factor);
   }
   void entries(const T* first, int64_t count, bool biased) {
     for (; count > 0; count--, first += p.entry_width)
-      add(first, first + p.entry_width - p.width, 1, biased ? first[p.width] : 0);
+      add(first, first + p.entry_width - E, 1, biased ? first[E] : 0);
+  }
+
+  // The keys of lists that stand in slots before an end. All slots are looked at, in their order:
+  // to follow each list would take longer, for each of its keys would be a wait for memory.
+  void list(const int64_t* of_slots, int64_t end, const int64_t* read) {
+    reads.assign(p.rings + 1, 0);
+    for (int64_t probe = 0; probe < p.probes; probe++) reads[read[probe]] = 1;
+    reads[p.rings] = 0, number_of_listed = 0;
+    for (int64_t slot = 0; slot < end; slot++)
+      listed[number_of_listed] = slot, number_of_listed += reads[of_slots[slot]];
   }
 
   // The logits of listed slots, by a function of one; what so many of them are no smaller than.
   template <class F>
-  T least_of(int64_t number, const void* rows, int64_t bytes, int64_t lines, F f) {
-    const int64_t count = listed.size();
-    of_listed.resize(count);
-    for (int64_t i = 0; i < count; i++) {
-      if (i + AHEAD < count)
-        for (int64_t line = 0; line < lines; line += 64)
-          __builtin_prefetch((const char*)rows + listed[i + AHEAD] * bytes + line);
-      of_listed[i] = f(listed[i]);
+  T least_of(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
+    T low = INF, high = -INF;
+    of_listed.resize(number_of_listed), rest.resize(number_of_listed + 1);
+    for (int64_t i = 0; i < number_of_listed; i++) {
+      if (i + AHEAD < number_of_listed)
+        ask_for(static_cast<const char*>(rows) + listed[i + AHEAD] * stride, bytes);
+      const T logit = of_listed[i] = f(listed[i]);
+      low = std::min(low, logit), high = std::max(high, logit);
     }
-    if (count <= number) return -std::numeric_limits<T>::infinity();
-    largest = of_listed;
-    std::nth_element(largest.begin(), largest.begin() + number - 1, largest.end(),
-                     std::greater<T>());
-    return largest[number - 1];
+    if (number_of_listed <= number) return -INF;
+    // By a histogram, of which one bin is ordered: a processor foresees no branch of a whole order.
+    const T per_bin = BINS / (high - low);
+    auto bin_of = [&](T logit) {
+      const T bin = (logit - low) * per_bin;
+      return bin > 0 ? bin < BINS ? int(bin) : BINS : 0;  // 0 of what is no number
+    };
+    int64_t counts[BINS + 1] = {}, larger = 0, found = 0;
+    for (int64_t i = 0; i < number_of_listed; i++) counts[bin_of(of_listed[i])]++;
+    int bin = BINS;
+    while (larger + counts[bin] < number) larger += counts[bin--];
+    for (int64_t i = 0; i < number_of_listed; i++)
+      rest[found] = of_listed[i], found += bin_of(of_listed[i]) == bin;
+    const auto least = rest.begin() + (number - larger - 1);
+    std::nth_element(rest.begin(), least, rest.begin() + found, std::greater<T>());
+    return *least;
+  }
+
+  void keep_from(T least) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < number_of_listed; i++) {
+      listed[kept] = listed[i], of_listed[kept] = of_listed[i];
+      kept += of_listed[i] >= least;
+    }
+    number_of_listed = kept;
   }
 
   // Of the listed slots of a head of keys, the `number` of largest logits. Of many, first twice as
   // many by keys in 8 bits, which are a quarter of the memory.
   void best(int64_t head, int64_t number, bool biased) {
     const T* first = p.kept + head * p.window * p.entry_width;
-    if (!biased && int64_t(listed.size()) > std::max(4 * number, ROUGHLY)) {
-      const int8_t* codes = p.codes + head * p.window * p.width;
+    if (!biased && number_of_listed > std::max(4 * number, ROUGHLY)) {
+      const int8_t* codes = p.codes + head * p.window * E;
       const T* scales = p.scales + head * p.window;
-      code.resize(p.width), round_row(query, p.width, code.data());
-      const T least = least_of(2 * number, codes, p.width, p.width, [&](int64_t slot) {
-        const int8_t* key = codes + slot * p.width;
+      int16_t code[E];  // of the query
+      round_row(query, code);
+      const T least = least_of(2 * number, codes, E, E, [&](int64_t slot) {
+        const int8_t* key = codes + slot * E;
         int32_t sum = 0;
-        for (int64_t e = 0; e < p.width; e++) sum += code[e] * int16_t(key[e]);
+        for (int e = 0; e < E; e++) sum += code[e] * int16_t(key[e]);
         return sum * scales[slot];
       });
-      int64_t kept = 0;
-      for (size_t i = 0; i < listed.size(); i++)
-        listed[kept] = listed[i], kept += of_listed[i] >= least;
-      listed.resize(kept);
+      keep_from(least);
     }
     const int64_t bytes = p.entry_width * sizeof(T);
-    const T least = least_of(number, first, bytes, p.width * sizeof(T), [&](int64_t slot) {
+    const T least = least_of(number, first, bytes, E * sizeof(T), [&](int64_t slot) {
       const T* entry = first + slot * p.entry_width;
-      return dot(query, entry, p.width) * scale + (biased ? entry[p.width] : 0);
+      return product(query, entry) * scale + (biased ? entry[E] : 0);
     });
-    for (size_t i = 0; i < listed.size(); i++) {
-      if (of_listed[i] < least) continue;
+    keep_from(least);
+    for (int64_t i = 0; i < number_of_listed; i++) {
       logits.push_back(of_listed[i]), factors.push_back(1);
-      values.push_back(first + (listed[i] + 1) * p.entry_width - p.width);
+      values.push_back(first + (listed[i] + 1) * p.entry_width - E);
     }
   }
 
   void attend(T* out) {
-    std::fill_n(out, p.width, T(0));
-    if (logits.empty()) return;
-    T peak = *std::max_element(logits.begin(), logits.end()), total = 0;
-    for (T& x : logits) total += x = std::exp(x - peak);
-    for (size_t i = 0; i < logits.size(); i++) {
-      const T weight = logits[i] / total * factors[i], *value = values[i];
-      for (int64_t e = 0; e < p.width; e++) out[e] += weight * value[e];
+    T sums[E] = {};
+    const int64_t count = logits.size();
+    const T peak = count ? *std::max_element(logits.begin(), logits.end()) : 0;
+    logits.resize(rounded_up(count, L), -INF);  // to whole registers
+    V totals = {};
+    for (int64_t i = 0; i < count; i += L) {
+      Loose& weights = loose(&logits[i]);
+      totals += weights = exp2((weights - peak) * T(LOG2_E));
     }
+    const T total = sum(totals);
+    for (int64_t i = 0; i < count; i++) {
+      if (i + AHEAD < count) ask_for(values[i + AHEAD], E * sizeof(T));
+      const T weight = logits[i] / total * factors[i], *value = values[i];
+      for (int e = 0; e < E; e++) sums[e] += weight * value[e];
+    }
+    std::copy_n(sums, E, out);
   }
 };
 
@@ -155,24 +201,14 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   const int64_t key_head = head * p.key_heads / p.heads, sharing = p.key_heads / p.groups;
   const int64_t group = key_head / sharing, in_group = key_head % sharing;
   const int64_t reader = (row * p.query_groups + head * p.query_groups / p.heads) * p.layouts;
-  const bool biased = p.entry_width > 2 * p.width;
+  const bool biased = p.entry_width > 2 * E;
   const int64_t of_key_head = row * p.key_heads + key_head;
-  sight.begin(p.q + (row * p.heads + head) * p.width);
+  sight.begin(p.q + (row * p.heads + head) * E);
   if (p.index) {
     const int64_t place = p.place[row], sinks = p.number_of_sinks, of_row = row * p.groups + group;
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
-    const int64_t* latest = p.latest + of_row * (p.rings + 1);
-    sight.listed.clear(), sight.walks.clear();
-    for (int64_t probe = 0; probe < p.probes; probe++)
-      sight.walks.push_back(latest[p.read[reader * p.probes + probe]]);
-    for (bool more = true; more;) {  // all lists side by side, for each key is a wait for memory
-      more = false;
-      for (int64_t& at : sight.walks) {
-        if (at < 0) continue;
-        if (at <= place - p.gap) sight.listed.push_back(at);
-        at = p.earlier[of_row * p.window + at], more = true;
-      }
-    }
+    sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
+               p.read + reader * p.probes);
     sight.best(of_key_head, p.index, biased);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
@@ -188,7 +224,7 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     }
   if (p.own) {
     const T* entry = p.entry + of_key_head * p.entry_width;
-    sight.add(entry, entry + p.entry_width - p.width, 1, T(p.own_bias));
+    sight.add(entry, entry + p.entry_width - E, 1, T(p.own_bias));
   }
   if (p.room) {
     const int64_t count = std::min(p.before[row], p.room);
@@ -199,11 +235,11 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks,
                   false);
   const int64_t* looked = p.looked_into + (row * p.heads + head) * p.looks;
-  const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * p.width + 1);
-  for (int64_t k = 0; k < p.clusters; k++, sums += 2 * p.width + 1) {
-    const T count = sums[2 * p.width];
+  const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * E + 1);
+  for (int64_t k = 0; k < p.clusters; k++, sums += 2 * E + 1) {
+    const T count = sums[2 * E];
     if (count == 0 || std::find(looked, looked + p.looks, k) != looked + p.looks) continue;
-    sight.add(sums, sums + p.width, 1 / count, std::log(count));
+    sight.add(sums, sums + E, 1 / count, std::log(count));
   }
 }
 
@@ -230,14 +266,12 @@ void keep(const Step& p, int64_t row) {
     const int64_t* written = p.written + (row * p.groups + group) * p.layouts;
     if (p.index) {
       const int64_t place = p.place[row], at = (row * p.groups + group) * p.window + place;
-      const int64_t list = place < p.number_of_sinks ? p.rings : *written;  // the last: in none
-      int64_t& latest = p.latest[(row * p.groups + group) * (p.rings + 1) + list];
-      p.earlier[at] = latest, p.listed[at] = list, latest = place;
+      p.lists[at] = place < p.number_of_sinks ? p.rings : *written;
       for (int64_t head = 0; head < sharing; head++) {
         const int64_t slot = (first + head) * p.window + place;
         const T* entry = entries + head * p.entry_width;
         std::copy_n(entry, p.entry_width, p.kept + slot * p.entry_width);
-        p.scales[slot] = round_row(entry, p.width, p.codes + slot * p.width);
+        p.scales[slot] = round_row(entry, p.codes + slot * E);
       }
       continue;
     }
@@ -261,13 +295,13 @@ void keep(const Step& p, int64_t row) {
 
 // What the token adds to sums, and the sums of the next chunk where one ends.
 void sum(const Step& p, int64_t row) {
-  const int64_t width = 2 * p.width + 1, chunk = p.clusters * width;
+  const int64_t width = 2 * E + 1, chunk = p.clusters * width;
   for (int64_t head = row * p.key_heads; head < (row + 1) * p.key_heads; head++) {
     T* sums = p.sums + head * p.chunks * chunk;
     T* to = sums + p.since[row] * chunk + p.cluster[head] * width;
-    const T *key = p.entry + head * p.entry_width, *value = key + p.entry_width - p.width;
-    for (int64_t e = 0; e < p.width; e++) to[e] += key[e], to[p.width + e] += value[e];
-    to[2 * p.width] += 1;
+    const T *key = p.entry + head * p.entry_width, *value = key + p.entry_width - E;
+    for (int64_t e = 0; e < E; e++) to[e] += key[e], to[E + e] += value[e];
+    to[2 * E] += 1;
     if (p.ends[row] <= 0) continue;
     for (int64_t i = 0; i < chunk; i++) sums[i] += sums[chunk + i];
     std::memmove(sums + chunk, sums + 2 * chunk, (p.chunks - 2) * chunk * sizeof(T));
@@ -287,7 +321,7 @@ extern "C" void run_step(const Step& p) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < rows_and_heads; i++) {
       look(p, sight, i / p.heads, i % p.heads);
-      sight.attend(p.out + i * p.width);
+      sight.attend(p.out + i * E);
     }
   }
   for (int64_t row = 0; row < p.batch; row++) {
