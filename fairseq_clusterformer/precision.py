@@ -54,7 +54,11 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
 
         @wraps(function)
         def run(*args, **kwargs):
-            return (left_out if _any_reduced() else within)(*args, **kwargs)
+            if _any_reduced():
+                return left_out(*args, **kwargs)
+            # a step of decoding enters often, where there is nothing to set
+            idle = not (self._users or any(map(torch.is_autocast_enabled, _PRODUCTS)))
+            return (function if idle else within)(*args, **kwargs)
 
         return run
 
@@ -159,7 +163,13 @@ class ExactLinear(nn.Linear):
     """A linear map in float32 or more. What quantises ``nn.Linear`` alone leaves it as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return exact_linear(x, self.weight, self.bias)
+        if (
+            x.dtype in HALF
+            or self.weight.dtype != x.dtype
+            or torch.is_autocast_enabled(x.device.type)
+        ):
+            return exact_linear(x, self.weight, self.bias)
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class Float32Buffers(nn.Module):

@@ -20,15 +20,17 @@ class Rotary(NamedTuple):
     rates: tuple[float, ...] = ()  # which each pair's is multiplied by, E / 2; (): none is
     sharpness: float = 1.0  # what queries are multiplied by, as in YaRN (Peng et al. 2023)
 
-    def turns(self, positions: Tensor, half: int) -> tuple[Tensor, Tensor]:
-        """Sines and cosines of ``half`` angles of each position, [1 or B, 1, N, half], in float64,
-        for float32 knows an angle of millions to a tenth only."""
+    def turns(self, positions: Tensor, half: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What channels are multiplied by, of other pairs and of their own, for ``half`` angles of
+        each position: sines, first with a minus, and cosines [1 or B, 1, N, 2 * half], at least
+        float32. Angles are float64, for float32 knows one of millions to a tenth only."""
         place = torch.arange(half, device=positions.device, dtype=torch.float64)
         rate = self.base ** (-place / half)
         if self.rates:
             rate = rate * rate.new_tensor(self.rates)
         angle = positions[:, None, :, None] * rate
-        return angle.sin(), angle.cos()
+        wide, sin, cos = torch.promote_types(dtype, torch.float32), angle.sin(), angle.cos()
+        return torch.cat([-sin, sin], dim=-1).to(wide), torch.cat([cos, cos], dim=-1).to(wide)
 
     def sharpened(self, q: Tensor) -> Tensor:
         return q if self.sharpness == 1 else q * self.sharpness
@@ -215,7 +217,7 @@ class RelativePositions(nn.Module):
         of the heads of q [B, H, N, E], and k [B, J, N, E], at positions int64 [1 or B, N]."""
         half = self.width // 2
         wide = torch.promote_types(q.dtype, torch.float32)
-        sin, cos = (t.to(wide) for t in Rotary().turns(positions, half))
+        sin, cos = (t[..., half:] for t in Rotary().turns(positions, half, wide))
         biases = (bias[heads].unsqueeze(1) for bias in (self.content_bias, self.distance_bias))
         content, distance = (q.to(wide) + bias.to(wide) for bias in biases)
         a, b = (distance @ self.of_distance[heads].to(wide)).split(half, dim=-1)
@@ -238,12 +240,10 @@ def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tenso
     """Rotary positions (RoFormer, Su et al. 2021, eq. 34): products of queries and keys depend on
     distances alone. Of x [B, H, N, E], E even, and positions int64 [1 or B, N]; ``rotary``: how
     fast they turn; None: as Su et al. have it."""
-    return turned(x, *(rotary or Rotary()).turns(positions, x.size(-1) // 2))
+    return turned(x, *(rotary or Rotary()).turns(positions, x.size(-1) // 2, x.dtype))
 
 
 def turned(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     """The same by what :meth:`Rotary.turns` returned."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    sin, cos = sin.to(wide), cos.to(wide)
-    a, b = x.to(wide).chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+    wide = x.to(sin.dtype)
+    return torch.addcmul(wide * cos, wide.roll(x.size(-1) // 2, -1), sin).to(x.dtype)

@@ -158,19 +158,19 @@ class Tokens:
         these count as padding, and positions begin behind them."""
         if number == 0:
             return self
-        positions = self.positions - number
 
-        def make() -> Batch:
+        def make() -> tuple[Batch, Tensor, Tensor | None]:
+            positions = self.positions - number
             hidden = (positions < 0).expand(self.x.shape[:2])
             if self.padding_mask is not None:
                 hidden = hidden | self.padding_mask
             # where nothing waits for a device, and no graph is traced
             if self.decoding and not hidden.is_cuda and not torch.compiler.is_compiling():
                 hidden = any_padding(hidden)
-            return Batch(hidden, self.batch.documents)
+            before = None if self.before is None else (self.before - number).clamp(min=0)
+            return Batch(hidden, self.batch.documents), positions, before
 
-        before = None if self.before is None else (self.before - number).clamp(min=0)
-        batch = self.batch.cached(("behind", number), make)
+        batch, positions, before = self.batch.cached(("behind", number), make)
         return replace(self, heads=None, batch=batch, positions=positions, before=before)
 
 

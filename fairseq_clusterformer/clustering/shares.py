@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.cpu.library import can_run, is_loaded, run
+from ..kernels.cpu.library import can_run, run
 from ..precision import full_float32
 from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
@@ -32,17 +32,10 @@ class Scores(NamedTuple):
     similarity: Similarity  # how x is scaled
     log_held: Tensor | None = None  # of how surely each key is held, [B, H, N]; None: all are
 
-    def for_cpp(self, impl: str, steps: bool = False) -> "Scores | None":
-        """The same in one dtype, float32 or float64, and in rows; None: torch computes them.
-
-        In steps of decoding C++ also computes few scores, if its library is loaded. In training it
-        does not: results must not depend on what the process did before.
-        """
-        few = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM
-        if (few and not steps) or impl not in ("auto", "cpu") or torch.compiler.is_compiling():
-            return None
-        x = self.x.to(self.vectors.dtype)
-        if few and not is_loaded(x.dtype, x.size(-1), "shares") or not can_run("shares", x):
+    def for_cpp(self, impl: str) -> "Scores | None":
+        """The same in one dtype, float32 or float64, and in rows; None: torch computes them."""
+        few, x = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM, self.x
+        if few or not _has_cpp(x := x.to(self.vectors.dtype), impl):
             return None
         x, mask = x if x.stride(-1) == 1 else x.contiguous(), self.padding_mask
         rest = self.vectors.contiguous(), self.offsets.contiguous()
@@ -151,19 +144,19 @@ def assign_both(
             as well. None: it is not.
     """
     dtype = torch.promote_types(k.dtype, torch.float32)
+    few = not counted and k.size(2) == 1 and exploration is None and log_normalizer.dim() == 2
+    if few and _has_cpp(k.to(dtype), impl):  # in decoding, where all else would take longer
+        q, k, *given = (t.to(dtype) for t in (q, k, centroids, log_normalizer))
+        by_key = q.unflatten(1, (k.size(1), -1)).squeeze(3)  # as tokens of one head
+        given, how = (*given, None, similarity), {"mass": False, "temperature": temperature}
+        found = _in_cpp(Scores(by_key, given[0], None, *given[2:]), probes=probes, **how)
+        first, *more = found.clusters.flatten(2).unsqueeze(-1)
+        keys = _in_cpp(Scores(k, *given), **how).clusters[0]
+        return Assigned(first, keys, None, None, None, tuple(more))
     vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer
     both, sharing, rest = offsets.dim() == 3, q.size(1) // k.size(1), (padding_mask, similarity)
     of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)
     of_queries, of_keys = offsets if both else (torch.zeros_like(of_each[..., 0]), offsets)
-    if not counted and exploration is None:  # in decoding: both at once
-        offsets = torch.cat([of_queries.to(dtype), of_keys.to(dtype)])
-        given = torch.cat([q, k], dim=1), torch.cat([of_each, vectors]), offsets
-        scores = Scores(*given, *rest)
-        with torch.no_grad():
-            found = _assign(scores, impl, probes=probes, mass=False, counted=False)
-        first, *more = found.clusters[:, :, : q.size(1)]
-        key = found.clusters[0, :, q.size(1) :]
-        return Assigned(first, key, None, None, None, tuple(more))
     queries = Scores(q, of_each, of_queries.to(dtype), *rest)
     keys = Scores(k, vectors, of_keys.to(dtype), *rest)
     with torch.no_grad():  # only an argmax is taken of scores, but for shares
@@ -233,10 +226,13 @@ def _assign(scores: Scores, impl: str, *, counted: bool = True, mass: bool = Tru
     are wanted; ``probes``: how many clusters of each token; ``explored``: the cluster that was
     drawn instead, -1 for none, int64 [B, H, N]; ``log_weights``: log of how much each token counts
     in the mass [B, H, N]."""
-    step = scores.x.size(2) == 1 and not counted
-    given = scores.for_cpp(impl, step)
+    given = scores.for_cpp(impl)
     found = _in_cpp(given, mass, **how) if given else _by_torch(scores, counted, mass, **how)
     return found._replace(log_mass=found.log_mass + scores.offsets) if mass else found
+
+
+def _has_cpp(x: Tensor, impl: str) -> bool:
+    return impl in ("auto", "cpu") and not torch.compiler.is_compiling() and can_run("shares", x)
 
 
 def _in_cpp(

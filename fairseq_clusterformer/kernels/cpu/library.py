@@ -72,11 +72,6 @@ def can_run(source: str, x: Tensor) -> bool:
     return x.device.type == "cpu" and why_missing(x.dtype, x.size(-1), source) is None
 
 
-def is_loaded(dtype: torch.dtype, width: int, source: str) -> bool:
-    """Whether there is a library, and nobody has to wait for it."""
-    return isinstance(_LOADED.get((dtype, width, source)), tuple)
-
-
 def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
     key = dtype, width, source
     if dtype not in NUMBERS:

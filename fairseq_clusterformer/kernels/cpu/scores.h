@@ -6,13 +6,14 @@
 
 #include "simd.h"
 
-// Absent tensors have no data.
+// Absent tensors have no data; without offsets there are none.
 DECLARE(Scores,
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
   const uint8_t* padding_mask;      // [batch, length]
   int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
+  double temperature;      // of vectors that are centroids as they are; 0: they are not
 )
 
 namespace {
@@ -36,10 +37,19 @@ struct Strip {
   void begin(int64_t new_row, int64_t new_head) {
     row = new_row, head = new_head, largest_offset = 0;
     for (int64_t k = 0; k < K; k++) {
-      std::copy_n(of.vectors + (head * K + k) * E, E, vectors + k * P);
-      offsets[k] = of.offsets[head * K + k];
+      T* to = vectors + k * P;
+      std::copy_n(of.vectors + (head * K + k) * E, E, to);
+      const T divided = of.temperature > 0 ? scale_of(to) / T(of.temperature) : 1;
+      for (int e = 0; e < E; e++) to[e] *= divided;
+      offsets[k] = of.offsets ? of.offsets[head * K + k] : 0;
       largest_offset = std::max(largest_offset, std::abs(offsets[k]));
     }
+  }
+
+  T scale_of(const T* x) const {
+    if (!of.unit) return T(of.scale);
+    const T norm = std::sqrt(dot(x, x));
+    return 1 / (norm < T(of.smallest) ? T(of.smallest) : norm);
   }
 
   // Scores of the tokens from a slot on, and the largest and the smallest of each; those of tokens
@@ -49,16 +59,12 @@ struct Strip {
       tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;
       real[i] = tokens[i] >= 0 && !(of.padding_mask && of.padding_mask[row * of.length + tokens[i]]);
       T* to = unit + i * P;
-      factor[i] = T(of.scale);
       if (!real[i]) {
-        std::memset(to, 0, E * sizeof(T));
+        std::memset(to, 0, E * sizeof(T)), factor[i] = 1;
         continue;
       }
       std::copy_n(of.x.at<T>(row, head, tokens[i]), E, to);
-      if (of.unit) {
-        T norm = std::sqrt(dot(to, to));
-        factor[i] = 1 / (norm < T(of.smallest) ? T(of.smallest) : norm);
-      }
+      factor[i] = scale_of(to);
       for (int e = 0; e < E; e++) to[e] *= factor[i];  // the padding stays 0, whatever x is
     }
     transpose(unit, columns);
