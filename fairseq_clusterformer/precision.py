@@ -124,6 +124,8 @@ def _any_reduced() -> bool:
 
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``linear`` in float32 or more; the backward pass keeps what it needs as it was given."""
+    if x.dtype == weight.dtype not in HALF and not torch.is_autocast_enabled(x.device.type):
+        return nn.functional.linear(x, weight, bias)
     if x.dtype in HALF and not torch.compiler.is_compiling():
         return _ExactLinear.apply(x, weight, bias)
     return _linear(x, weight, bias)
@@ -163,13 +165,7 @@ class ExactLinear(nn.Linear):
     """A linear map in float32 or more. What quantises ``nn.Linear`` alone leaves it as it is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if (
-            x.dtype in HALF
-            or self.weight.dtype != x.dtype
-            or torch.is_autocast_enabled(x.device.type)
-        ):
-            return exact_linear(x, self.weight, self.bias)
-        return nn.functional.linear(x, self.weight, self.bias)
+        return exact_linear(x, self.weight, self.bias)
 
 
 class Float32Buffers(nn.Module):

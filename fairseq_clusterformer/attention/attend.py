@@ -205,11 +205,11 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
 def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, Stores]:
     """The same of an index, in whose lists no sink is."""
     tokens, q, (found,) = seen.tokens, heads.q, seen.assignment.rounds
-    entries, read, written = _entries(heads, seen.assignment), found.queries, found.of_keys
-    read, place = torch.cat(read, dim=-1), tokens.positions.expand(len(q), -1)
+    entries, written = _entries(heads, seen.assignment), found.of_keys
+    read, place = torch.cat(found.queries, dim=-1), tokens.positions.expand(q.size(0), -1)
     lists = stores.lists or Lists.empty(entries, written, rule.clusters)
     lists.open(1)
-    stores = replace(stores, assigned=seen.assigned, lists=lists)
+    stores = Stores(seen.assigned, lists, others=stores.others)
     kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
     given |= {"lists": lists.clusters, "codes": lists.codes, "scales": lists.scales}
@@ -239,12 +239,14 @@ def _in_cpp(
     q, sinks, near = heads.q, stores.sinks, stores.near
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
-    no_sinks = rule.sinks and sinks is None and not rule.index
-    if any(t is not None for t in special) or no_sinks:
+    if behind.padding_mask is not None or seen.tokens.begins is not None:
+        return None
+    if seen.assignment.latest is not None or rule.beyond(behind) is not None:
+        return None
+    if rule.sinks and sinks is None and not rule.index:
         return None
     kept = given["kept"], sinks, None if near is None else near.kept
-    if any(t is not None and t.dtype != q.dtype for t in kept):
+    if {t.dtype for t in kept if t is not None} != {q.dtype}:
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):
         return None
@@ -262,7 +264,8 @@ def _in_cpp(
         given["seen"] = stores.rings.given
     (stores.rings or stores.lists).steps += 1  # it stores the token
     given |= {"rings": rule.clusters, "own": rule.gap > 0, "own_bias": rule.own_bias}
-    return cpu.step(q, **given), replace(stores, others=tuple(others))
+    stores.others = tuple(others)
+    return cpu.step(q, **given), stores
 
 
 def _softmax(q: Tensor, visible: Sequence[Entries], seen: Seen) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,7 +139,7 @@ class MultiheadAttention(ProjectedHeads):
                 before = before.masked_fill(begins, 0)
                 batch = Batch(mask)  # documents are told apart by the past
             real = x.size(1) if mask is None else (~mask).sum(1, keepdim=True)
-            after = Past(before + real, document)
+            after = before + real
             positions = before if x.size(1) == 1 else before + batch.positions(x)
             given |= {"before": before, "begins": begins, "positions": positions}
             kept, kinds = past.convolved, past.kinds or [Stores() for _ in kinds]
@@ -152,7 +151,7 @@ class MultiheadAttention(ProjectedHeads):
         results = [self._attend(i, heads, batch, stores, given) for i, stores in enumerate(kinds)]
         outputs, kinds, reports = zip(*results, strict=True)
         if past is not None:
-            past = replace(after, convolved=around.after, kinds=kinds)
+            past = Past(after, document, around.after, kinds)
         return self.merge(outputs), past, list(reports)
 
     def _attend(
@@ -171,7 +170,7 @@ class MultiheadAttention(ProjectedHeads):
             if report.clusters is not None:
                 report = report._replace(clusters=batch.together(report.clusters))
             return batch.together(out), None, report
-        tokens, qkv = self._of_kind(i, heads, batch, given)
+        tokens, qkv = self._of_kind(i, router, heads, batch, given)
         seen = router(tokens, stores)
         if stores is None or qkv.k.size(1) < seen.assignment.groups:
             qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
@@ -179,10 +178,12 @@ class MultiheadAttention(ProjectedHeads):
         out, report = router.attended(out[..., : self.head_dim], qkv, seen)
         return out, stores, report
 
-    def _of_kind(self, i: int, heads: Projected, batch: Batch, given: dict) -> tuple[Tokens, QKV]:
+    def _of_kind(
+        self, i: int, router: Kind, heads: Projected, batch: Batch, given: dict[str, Any]
+    ) -> tuple[Tokens, QKV]:
         """What a kind reads to assign, and what its heads attend with."""
-        router, number = self.routers[i], len(self.kinds)
-        size, dropout = self.num_heads // number, self.dropout if self.training else 0.0
+        number, dropout = len(self.kinds), self.dropout if self.training else 0.0
+        size = self.num_heads // number
         # Heads of keys stay shared where the kind takes them as they are.
         apart = type(router).project is not Kind.project or self.kv_heads % number
 

@@ -47,7 +47,8 @@ class Cpu(Kernel):
         if q.device.type != "cpu":
             problem = f"the kernel is cpu, and q is on {q.device}"
             return problem, "allowed: tensors on cpu; the kernel blocks takes any device"
-        if (reason := why_missing(at_least_float32(q[:0]).dtype, q.size(-1))) is not None:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        if (reason := why_missing(dtype, q.size(-1))) is not None:
             return f"the kernel is cpu, which {reason}", "allowed: blocks, reference"
         return None
 
@@ -130,9 +131,9 @@ def step(q: Tensor, **given: Any) -> Tensor:
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
     for name in ("read", "written", "looked_into", "cluster", "place"):  # places in memory
-        if name in given and (given[name].dtype, len(given[name])) != (torch.long, len(q)):
+        if name in given and (given[name].dtype, given[name].size(0)) != (torch.long, q.size(0)):
             shape = f"{given[name].dtype} {list(given[name].shape)}"
-            raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {len(q)}")
+            raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {q.size(0)}")
     sizes = {size: given[of].size(dim) for size, (of, dim) in _SIZES.items() if of in given}
     sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
     # In memory until the end, each as the pointer to it says.

@@ -42,23 +42,21 @@ class _Tensor(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> "_Tensor":
-        sizes = list(zip(x.shape, x.stride(), strict=True))[:3]
-        strides = [0 if size == 1 else stride for size, stride in sizes]
-        return cls(x.data_ptr(), (ctypes.c_int64 * 3)(*strides))
+        sizes = zip(x.shape[:3], x.stride(), strict=False)
+        return cls(x.data_ptr(), tuple([0 if size == 1 else stride for size, stride in sizes]))
 
 
 def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
     """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
     struct gets these values; what is None or is not given is 0, or no tensor."""
     library, struct = _loaded(dtype, width, source)
-    given = struct(threads=torch.get_num_threads() if os.getpid() == _PROCESS else 1)
+    given = {"threads": torch.get_num_threads() if os.getpid() == _PROCESS else 1}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            strided = getattr(struct, name).size == ctypes.sizeof(_Tensor)
-            setattr(given, name, _Tensor.of(value) if strided else value.data_ptr())
+            given[name] = _Tensor.of(value) if name in struct.strided else value.data_ptr()
         elif value is not None:
-            setattr(given, name, value)
-    getattr(library, f"run_{function}")(ctypes.byref(given))
+            given[name] = value
+    getattr(library, f"run_{function}")(ctypes.byref(struct(**given)))
 
 
 def why_missing(dtype: torch.dtype, width: int, source: str = "attention") -> str | None:
@@ -79,8 +77,12 @@ def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
     if key not in _LOADED:
         try:
             library = ctypes.CDLL(str(build(*key)))
-            fields = {"_fields_": _fields(library, source.capitalize())}
-            _LOADED[key] = library, type(source, (ctypes.Structure,), fields)
+            fields = _fields(library, source.capitalize())
+            members = {
+                "_fields_": fields,
+                "strided": {name for name, of in fields if of is _Tensor},
+            }
+            _LOADED[key] = library, type(source, (ctypes.Structure,), members)
         except subprocess.CalledProcessError as error:
             lines = error.stderr.strip().splitlines()
             status = f"status {error.returncode}"
