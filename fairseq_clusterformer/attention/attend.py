@@ -239,14 +239,11 @@ def _in_cpp(
     q, sinks, near = heads.q, stores.sinks, stores.near
     if q.is_cuda or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    if behind.padding_mask is not None or seen.tokens.begins is not None:
-        return None
-    if seen.assignment.latest is not None or rule.beyond(behind) is not None:
-        return None
-    if rule.sinks and sinks is None and not rule.index:
-        return None
+    special = behind.padding_mask, seen.tokens.begins, seen.assignment.latest, rule.beyond(behind)
+    no_sinks = rule.sinks and sinks is None and not rule.index
     kept = given["kept"], sinks, None if near is None else near.kept
-    if {t.dtype for t in kept if t is not None} != {q.dtype}:
+    mixed = {t.dtype for t in kept if t is not None} != {q.dtype}
+    if mixed or no_sinks or any(t is not None for t in special):
         return None
     if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):
         return None

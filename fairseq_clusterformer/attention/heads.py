@@ -169,9 +169,8 @@ class ProjectedHeads(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of some heads with their positions, and values as wide."""
         if self.rotary is not None:
-            how = self.head_dim // 2, q.dtype
-            key = "turns", self.rotary, how
-            turns = batch.cached(key, lambda: self.rotary.turns(positions, *how))
+            key = "turns", self.rotary, self.head_dim // 2, q.dtype
+            turns = batch.cached(key, lambda: self.rotary.turns(positions, *key[2:]))
             q, k = (turned(t, *turns) for t in (self.rotary.sharpened(q), k))
         if self.relative is not None:
             q, k = self.relative(q, k, positions, heads)

@@ -170,7 +170,7 @@ class MultiheadAttention(ProjectedHeads):
             if report.clusters is not None:
                 report = report._replace(clusters=batch.together(report.clusters))
             return batch.together(out), None, report
-        tokens, qkv = self._of_kind(i, router, heads, batch, given)
+        tokens, qkv = self._of_kind(i, heads, batch, given)
         seen = router(tokens, stores)
         if stores is None or qkv.k.size(1) < seen.assignment.groups:
             qkv = qkv.repeated()  # heads whose queries share keys have clusters of their own
@@ -178,12 +178,10 @@ class MultiheadAttention(ProjectedHeads):
         out, report = router.attended(out[..., : self.head_dim], qkv, seen)
         return out, stores, report
 
-    def _of_kind(
-        self, i: int, router: Kind, heads: Projected, batch: Batch, given: dict[str, Any]
-    ) -> tuple[Tokens, QKV]:
+    def _of_kind(self, i: int, heads: Projected, batch: Batch, given: dict) -> tuple[Tokens, QKV]:
         """What a kind reads to assign, and what its heads attend with."""
-        number, dropout = len(self.kinds), self.dropout if self.training else 0.0
-        size = self.num_heads // number
+        router, number = self.routers[i], len(self.kinds)
+        size, dropout = self.num_heads // number, self.dropout if self.training else 0.0
         # Heads of keys stay shared where the kind takes them as they are.
         apart = type(router).project is not Kind.project or self.kv_heads % number
 

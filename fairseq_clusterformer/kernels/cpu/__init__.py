@@ -111,7 +111,6 @@ _SIZES = {
     "number_of_sinks": ("sinks", -2),
     "chunks": ("sums", 2),
     "clusters": ("sums", 3),
-    "looks": ("looked_into", 2),
 }
 
 
@@ -126,11 +125,10 @@ def step(q: Tensor, **given: Any) -> Tensor:
     between, and J be divided into G groups. All floating point is float32, or float64. Raises
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
-    changed = "kept", "seen", "near", "near_ring", "sums", "lists", "codes", "scales"
-    for name in changed:
+    for name in ("kept", "seen", "near", "near_ring", "sums", "lists", "codes", "scales"):
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
-    for name in ("read", "written", "looked_into", "cluster", "place"):  # places in memory
+    for name in ("read", "written", "place"):  # places in memory
         if name in given and (given[name].dtype, given[name].size(0)) != (torch.long, q.size(0)):
             shape = f"{given[name].dtype} {list(given[name].shape)}"
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {q.size(0)}")

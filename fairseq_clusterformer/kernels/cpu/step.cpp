@@ -4,7 +4,7 @@
 // An entry is a key, a bias if there are any, and a value, C numbers. Shape letters: B batch, H
 // heads, J heads of keys, G groups of these that share rings, Q groups of queries that read the
 // same rings, E width, L layouts, R rings of each, P of them that a query reads, W slots of a ring,
-// M tokens that are near, S sinks, K clusters that have means.
+// M tokens that are near, S sinks, K clusters that have means: those of the rings, of one layout.
 //
 // Of an index, an entry stands in the slot of its token's place in the document; rings are lists,
 // and L is 1.
@@ -30,10 +30,9 @@ DECLARE(Step,
   const int64_t* before;     // real tokens that were near or in rings, [B]
   const NUMBER* sinks;       // [B, J, S, C]
   NUMBER* sums;              // of keys, of values, of ones, [B, J, chunks, K, 2 E + 1]
-  const int64_t *looked_into, *cluster;  // of which no mean is seen [B, H, P]; of the keys [B, J]
   const int64_t *since, *ends;  // chunk that the token counts from, above 0 if its own ends, [B]
   int64_t batch, heads, key_heads, groups, query_groups, entry_width, layouts, rings, probes,
-      window, room, number_of_sinks, clusters, chunks, looks, own, threads;
+      window, room, number_of_sinks, clusters, chunks, own, threads;
   int64_t index, gap;  // an index: how many of its keys are seen, no nearer than that; 0: none is
   double own_bias;
 )
@@ -104,15 +103,15 @@ struct Sight {
   // to follow each list would take longer, for each of its keys would be a wait for memory.
   void list(const int64_t* of_slots, int64_t end, const int64_t* read) {
     reads.assign(p.rings + 1, 0);
-    for (int64_t probe = 0; probe < p.probes; probe++) reads[read[probe]] = 1;
+    for (int64_t probe = 0; probe < p.probes; probe++) reads[std::min(read[probe], p.rings)] = 1;
     reads[p.rings] = 0, number_of_listed = 0;
     for (int64_t slot = 0; slot < end; slot++)
       listed[number_of_listed] = slot, number_of_listed += reads[of_slots[slot]];
   }
 
-  // The logits of listed slots, by a function of one; what so many of them are no smaller than.
+  // Of the listed slots so many, of the largest logits by a function of one, and these logits.
   template <class F>
-  T least_of(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
+  void choose(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
     T low = INF, high = -INF;
     of_listed.resize(number_of_listed), rest.resize(number_of_listed + 1);
     for (int64_t i = 0; i < number_of_listed; i++) {
@@ -121,7 +120,7 @@ struct Sight {
       const T logit = of_listed[i] = f(listed[i]);
       low = std::min(low, logit), high = std::max(high, logit);
     }
-    if (number_of_listed <= number) return -INF;
+    if (number_of_listed <= number) return;
     // By a histogram, of which one bin is ordered: a processor foresees no branch of a whole order.
     const T per_bin = BINS / (high - low);
     auto bin_of = [&](T logit) {
@@ -136,14 +135,10 @@ struct Sight {
       rest[found] = of_listed[i], found += bin_of(of_listed[i]) == bin;
     const auto least = rest.begin() + (number - larger - 1);
     std::nth_element(rest.begin(), least, rest.begin() + found, std::greater<T>());
-    return *least;
-  }
-
-  void keep_from(T least) {
     int64_t kept = 0;
     for (int64_t i = 0; i < number_of_listed; i++) {
       listed[kept] = listed[i], of_listed[kept] = of_listed[i];
-      kept += of_listed[i] >= least;
+      kept += of_listed[i] >= *least;
     }
     number_of_listed = kept;
   }
@@ -157,20 +152,18 @@ struct Sight {
       const T* scales = p.scales + head * p.window;
       int16_t code[E];  // of the query
       round_row(query, code);
-      const T least = least_of(2 * number, codes, E, E, [&](int64_t slot) {
+      choose(2 * number, codes, E, E, [&](int64_t slot) {
         const int8_t* key = codes + slot * E;
         int32_t sum = 0;
         for (int e = 0; e < E; e++) sum += code[e] * int16_t(key[e]);
         return sum * scales[slot];
       });
-      keep_from(least);
     }
     const int64_t bytes = p.entry_width * sizeof(T);
-    const T least = least_of(number, first, bytes, E * sizeof(T), [&](int64_t slot) {
+    choose(number, first, bytes, E * sizeof(T), [&](int64_t slot) {
       const T* entry = first + slot * p.entry_width;
       return product(query, entry) * scale + (biased ? entry[E] : 0);
     });
-    keep_from(least);
     for (int64_t i = 0; i < number_of_listed; i++) {
       logits.push_back(of_listed[i]), factors.push_back(1);
       values.push_back(first + (listed[i] + 1) * p.entry_width - E);
@@ -234,11 +227,11 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   if (!p.index)
     sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks,
                   false);
-  const int64_t* looked = p.looked_into + (row * p.heads + head) * p.looks;
+  const int64_t *read = p.read + reader * p.probes, *end = read + p.probes;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * E + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * E + 1) {
     const T count = sums[2 * E];
-    if (count == 0 || std::find(looked, looked + p.looks, k) != looked + p.looks) continue;
+    if (count == 0 || std::find(read, end, k) != end) continue;
     sight.add(sums, sums + E, 1 / count, std::log(count));
   }
 }
@@ -298,7 +291,8 @@ void sum(const Step& p, int64_t row) {
   const int64_t width = 2 * E + 1, chunk = p.clusters * width;
   for (int64_t head = row * p.key_heads; head < (row + 1) * p.key_heads; head++) {
     T* sums = p.sums + head * p.chunks * chunk;
-    T* to = sums + p.since[row] * chunk + p.cluster[head] * width;
+    const int64_t cluster = p.written[head * p.groups / p.key_heads * p.layouts];
+    T* to = sums + p.since[row] * chunk + cluster * width;
     const T *key = p.entry + head * p.entry_width, *value = key + p.entry_width - E;
     for (int64_t e = 0; e < E; e++) to[e] += key[e], to[E + e] += value[e];
     to[2 * E] += 1;

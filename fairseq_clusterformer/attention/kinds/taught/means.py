@@ -131,11 +131,8 @@ class MeansSoFar(_Means):
         padded = self.tokens.padding_mask is not None  # a sink, say
         if padded or kept is None or kept.dtype != heads.q.dtype:
             return None
-        at, looked_into = self.places(), torch.cat(self.looked_into, dim=-1)
-        looked_into = looked_into.expand(len(kept), heads.q.size(1), -1)
-        cluster = self.keys.expand(*kept.shape[:2], 1)
-        given = {"sums": kept, "looked_into": looked_into, "cluster": cluster}
-        return given | {"since": at.since, "ends": at.end}, kept
+        at = self.places()  # it knows the clusters
+        return {"sums": kept, "since": at.since, "ends": at.end}, kept
 
     def places(self) -> Places:
         """Where the tokens stand; padding gets a slot and a chunk behind all others."""
