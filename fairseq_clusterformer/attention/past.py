@@ -251,7 +251,7 @@ class Near(Kept):
 @dataclass
 class Lists(Kept):
     """All keys of a document, the n-th in slot n, and in which cluster's list each is. What is new
-    is written into its place; room doubles, and its last slot takes padding."""
+    is written into its place; room grows by a quarter, and its last slot takes padding."""
 
     entries: Tensor  # [B, J, room, C]
     codes: Tensor  # its keys in 8 bits, by which the best are found faster, int8 [B, J, room, E]
@@ -272,7 +272,7 @@ class Lists(Kept):
         """Make room for so many more tokens, and for padding."""
         room, needed = self.entries.size(2), self.steps + number + 1
         if needed > room:
-            more = max(needed, 2 * room, FIRST_ROOM) - room
+            more = max(needed, room + room // 4, FIRST_ROOM) - room
             for name in ("entries", "codes", "scales", "clusters"):
                 kept = getattr(self, name)
                 setattr(self, name, pad(kept, (0, 0) * (kept.dim() - 3) + (0, more)))
