@@ -234,7 +234,8 @@ def tiny_overrides(config: Path) -> list[str]:
 
 
 def as_the_shell(words: list[str]) -> list[str]:
-    """With the files that a pattern stands for."""
+    """With the files that a pattern, or a range such as {56..60}, stands for."""
+    words = [re.sub(r"\{\d+\.\.\d+\}", "*", word) for word in words]
     return [path for word in words for path in (glob.glob(word) if "*" in word else []) or [word]]
 
 
