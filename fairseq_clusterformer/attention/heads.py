@@ -129,7 +129,7 @@ class ProjectedHeads(nn.Module):
     def split(self, name: str, x: Tensor) -> Tensor:
         """Projected queries ("q"), keys or values [B, N, H * E] as heads [B, H, N, E]; queries and
         keys with their norm, if they have one."""
-        x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        x = x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
         return self.norms[name](x) if name in self.norms else x
 
     def project(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -83,13 +84,13 @@ class MultiheadAttention(ProjectedHeads):
         """Whether all kinds can decode step by step."""
         return all(router.rule.can_step for router in self.routers)
 
-    @torch.no_grad()
     def step(
         self, x: Tensor, past: Past | None = None, batch: Batch | Tensor | None = None
     ) -> tuple[Tensor, Past]:
         """See :meth:`following`; without gradients or reports, and from an empty past if there is
         none."""
-        return self.following(x, Past() if past is None else past, batch)[:2]
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+            return self.following(x, Past() if past is None else past, batch)[:2]
 
     def following(
         self,

@@ -147,12 +147,12 @@ def assign_both(
     few = not counted and k.size(2) == 1 and exploration is None and log_normalizer.dim() == 2
     if few and _has_cpp(k.to(dtype), impl):  # in decoding, where all else would take longer
         q, k, *given = (t.to(dtype) for t in (q, k, centroids, log_normalizer))
-        by_key = q.unflatten(1, (k.size(1), -1)).squeeze(3)  # as tokens of one head
-        given, how = (*given, None, similarity), {"mass": False, "temperature": temperature}
-        found = _in_cpp(Scores(by_key, given[0], None, *given[2:]), probes=probes, **how)
-        first, *more = found.clusters.flatten(2).unsqueeze(-1)
-        keys = _in_cpp(Scores(k, *given), **how).clusters[0]
-        return Assigned(first, keys, None, None, None, tuple(more))
+        q = q.reshape(*k.shape[:2], -1, q.size(-1))  # as tokens, the key behind them
+        scores = Scores(torch.cat([q, k], dim=2), *given, None, similarity)
+        how = {"free": q.size(2), "temperature": temperature, "probes": probes}
+        found = _in_cpp(scores, mass=False, **how).clusters
+        first, *more = found[..., :-1].flatten(2).unsqueeze(-1)
+        return Assigned(first, found[0, ..., -1:], None, None, None, tuple(more))
     vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer
     both, sharing, rest = offsets.dim() == 3, q.size(1) // k.size(1), (padding_mask, similarity)
     of_each = vectors if sharing == 1 else vectors.repeat_interleave(sharing, dim=0)

@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-// Absent tensors have no data; without offsets there are none.
+// Absent tensors have no data.
 DECLARE(Scores,
   Tensor x;                         // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
@@ -14,6 +14,7 @@ DECLARE(Scores,
   int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
   double temperature;      // of vectors that are centroids as they are; 0: they are not
+  int64_t free;            // so many tokens, the first, have no offsets
 )
 
 namespace {
@@ -27,6 +28,7 @@ struct Strip {
   Buffer scores;                 // [K][Q]
   Buffer unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
   alignas(64) T factor[Q];          // what each x was multiplied by
+  alignas(64) T counts[Q];          // 1 where offsets count, else 0
   int64_t tokens[Q];                // -1: none
   bool real[Q];
 
@@ -41,7 +43,7 @@ struct Strip {
       std::copy_n(of.vectors + (head * K + k) * E, E, to);
       const T divided = of.temperature > 0 ? scale_of(to) / T(of.temperature) : 1;
       for (int e = 0; e < E; e++) to[e] *= divided;
-      offsets[k] = of.offsets ? of.offsets[head * K + k] : 0;
+      offsets[k] = of.offsets[head * K + k];
       largest_offset = std::max(largest_offset, std::abs(offsets[k]));
     }
   }
@@ -56,6 +58,7 @@ struct Strip {
   // that are padding, or that do not exist, are of a vector of zeros.
   void score(int64_t slot, V (&tops)[2], V (&lows)[2], const Tensor& order = {}) {
     for (int i = 0; i < Q; i++, slot++) {
+      counts[i] = slot >= of.free;
       tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;
       real[i] = tokens[i] >= 0 && !(of.padding_mask && of.padding_mask[row * of.length + tokens[i]]);
       T* to = unit + i * P;
@@ -74,7 +77,7 @@ struct Strip {
       V products[R][2];
       dot<R>(vectors + k * P, columns, products);
       each<R>([&](int r, int c) {
-        V x = products[r][c] - offsets[k + r];
+        V x = products[r][c] - offsets[k + r] * vec(counts + c * L);
         vec(scores + (k + r) * Q + c * L) = x;
         tops[c] = max(x, tops[c]);
         lows[c] = x < lows[c] ? x : lows[c];

@@ -45,7 +45,7 @@ struct Strips : Strip {
     V tops[2], lows[2], magnitude[2];
     score(slot, tops, lows);
     for (int c = 0; c < 2; c++)
-      magnitude[c] = max(max(tops[c], -lows[c]), V{} + largest_offset);
+      magnitude[c] = max(max(tops[c], -lows[c]), vec(counts + c * L) * largest_offset);
     alignas(64) Int chosen[Q];
     choose(tops, magnitude, chosen);
     const int there = std::min<int64_t>(Q, of.length - slot);

@@ -232,9 +232,9 @@ class Taught(Kind):
         if self.by_heads:
             keys = tokens.k[:, :: self.sharing]
             return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
-        shape = -1, self.options.routing_width
+        shape = *x.shape[:2], -1, self.options.routing_width
         both = self.query_proj(x), self.key_proj(x)
-        return tuple(found.unflatten(-1, shape).transpose(1, 2) for found in both)
+        return tuple([found.view(shape).transpose(1, 2) for found in both])
 
     def _scouts(
         self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
