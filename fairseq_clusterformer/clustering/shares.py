@@ -149,9 +149,9 @@ def assign_both(
         q, k, *given = (t.to(dtype) for t in (q, k, centroids, log_normalizer))
         q = q.reshape(*k.shape[:2], -1, q.size(-1))  # as tokens, the key behind them
         scores = Scores(torch.cat([q, k], dim=2), *given, None, similarity)
-        how = {"free": q.size(2), "temperature": temperature, "probes": probes}
+        how = {"free": q.size(2), "temperature": temperature, "probes": probes, "threads": 1}
         found = _in_cpp(scores, mass=False, **how).clusters
-        first, *more = found[..., :-1].flatten(2).unsqueeze(-1)
+        first, *more = found[..., :-1].flatten(2).unsqueeze(-1).unbind()
         return Assigned(first, found[0, ..., -1:], None, None, None, tuple(more))
     vectors, offsets = similarity.vectors(centroids.to(dtype)) / temperature, log_normalizer
     both, sharing, rest = offsets.dim() == 3, q.size(1) // k.size(1), (padding_mask, similarity)
