@@ -40,7 +40,7 @@ after fitting, and by chance with as many keys. A head moves to its place in the
 
 
 #: of a decoder's index; with --rings and of encoders
-_INDEX = {"near": 256, "far": 128, "window_below": 0.01, "tokens": 1 << 16, "updates": 0}
+_INDEX = {"near": 256, "far": 128, "window_below": 0.01, "tokens": 1 << 15, "updates": 40}
 _RINGS = {"near": 128, "far": 64, "window_below": 0.05, "tokens": 1 << 18, "updates": 300}
 
 
@@ -92,7 +92,7 @@ def _parser() -> Parser:
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
     add("--tokens-per-sample N", about)
     add("--tokens N", "to read, the first 4,096 to measure on" + _default("tokens"))
-    about = "of the routers, a batch of 2,048 tokens each; 0: as they begin" + _default("updates")
+    about = "of the routers, an index's by all tokens; 0: as they begin" + _default("updates")
     add("--updates N", about, type=number(Range(at_least=0, whole=True)))
     add("--lr F", "of the routers", type=number(Range(above=0)), default=0.02)
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"

@@ -252,7 +252,7 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
     window = plan.far // probes
     if side == "decoder":  # W counts the query's own key, once
         window = (plan.far - 1) // probes + 1
-    seen = f"index={plan.far}" if index else f"window={window}"
+    seen = f"index={plan.far},routing_convolution=0" if index else f"window={window}"
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     first = f",sinks={sinks}" if sinks and side == "decoder" else ""
     means = f",summaries={plan.summaries}" if plan.summaries and side == "decoder" else ""

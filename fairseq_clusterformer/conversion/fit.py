@@ -1,22 +1,22 @@
 """Fits routers of the kind taught to the attention of a dense model, which stays as it is.
 
 Routing begins with the directions of queries and keys that decide about far keys, and with
-centroids by K-Means. Then the routing loss teaches it, with many queries as scouts. Each layer is
-fitted alone: it reads what the dense model's layer reads.
+centroids by K-Means. Then the routing loss teaches it, with many queries as scouts; an index keeps
+its lists, and its queries learn. Each layer is fitted alone, to what the dense model's reads.
 
 Shape letters: B batch, H heads, N tokens, n of all batches, D width, E head width, R width of
 what routes, K clusters.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, one_hot
 from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Tokens
@@ -30,7 +30,6 @@ from fairseq_clusterformer.attention.kinds.taught.scouts import (
     scout_layouts,
 )
 from fairseq_clusterformer.attention.projections import rotated
-from fairseq_clusterformer.attention.tokens import for_each
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced
@@ -41,7 +40,8 @@ from .model import Place, Plan, attentions
 
 RIDGE = 1e-4  # of the mean square of what routing projections are found from
 TEACHERS = 2048  # queries of each text and head
-OF_INDEX = 256  # the same of an index: other texts teach more than other queries
+OF_INDEX = 192  # the same of an index: other texts teach more than other queries
+EVENLY = 0.75  # a power; at 0 its queries find most, but among more keys, and at 1 least
 SPREAD = 0.5  # of the weights of a routing convolution
 DISTANCES = 256  # over which rotary positions are averaged
 TINY = 1e-30  # of a head that was pruned, all is 0
@@ -95,31 +95,23 @@ def begin(
             taps = router.convolution.weight
             taps += SPREAD * torch.randn(taps.shape, generator=generator)
         x = _real(readings, [pupil.routed(r) for r in readings])
-        # the product of all channels, by which regressions on x are solved
-        square = x.t() @ x
-        ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
-        factor = torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
         turn = _far_rotation(pupil, max(r.x.size(1) for r in readings))
-        projections: dict[str, list[Tensor]] = {"q": [], "k": []}
+        projections: list[Tensor] = []
         for at in range(len(router.centroids)):
             heads = pupil.heads[at * router.sharing : (at + 1) * router.sharing]
-            q = [_real(readings, [r.q[:, head] for r in readings]) for head in heads]
+            q = torch.stack([_real(readings, [r.q[:, head] for r in readings]) for head in heads])
             k = _real(readings, [r.k[:, heads[0]] for r in readings])
-            q = torch.stack(q)
             if not router.rule.index:  # whose lists also hold what all queries attend to
                 q -= q.mean(1, keepdim=True)
-            wanted = _directions(q, k @ turn.to(k), width)
-            for name, of_head in [*(("q", each) for each in wanted[0]), ("k", wanted[1])]:
-                weight = torch.cholesky_solve(x.t() @ of_head, factor).t()  # [R, D]
-                # The scale changes no cosine, but how far a step of Adam turns the weights.
-                weight *= x.size(1) ** -0.5 / weight.std().clamp(min=TINY)
-                noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-                projections[name].append(weight + 1e-3 * x.size(1) ** -0.5 * noise)
-            keys = normalize(x @ projections["k"][-1].t(), dim=-1).float()
+            found = _regressed(x, _directions(q, k @ turn.to(k), width))
+            noise = torch.randn(found.shape, generator=generator, dtype=found.dtype)
+            projections.append(found + 1e-3 * x.size(1) ** -0.5 * noise)
+            keys = normalize(x @ projections[-1][-1].t(), dim=-1).float()
             if len(keys) >= router.rule.clusters:
                 router.centroids[at] = kmeans(keys, router.rule.clusters, seed=seed)
-        router.query_proj.weight.copy_(torch.cat(projections["q"]))
-        router.key_proj.weight.copy_(torch.cat(projections["k"]))
+        both = torch.stack(projections)  # [J, h + 1, R, D]
+        router.query_proj.weight.copy_(both[:, :-1].flatten(0, 2))
+        router.key_proj.weight.copy_(both[:, -1].flatten(0, 1))
 
 
 def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
@@ -129,6 +121,16 @@ def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
         mask = reading.batch.padding_mask
         found.append(t.flatten(0, 1) if mask is None else t[~mask])
     return torch.cat(found).double()
+
+
+def _regressed(x: Tensor, vectors: Tensor) -> Tensor:
+    """Weights [..., R, D] by which x [n, D] gives vectors [..., n, R]. Their scale changes no
+    cosine, but how far a step of Adam turns them: it is that of new weights."""
+    square = x.t() @ x
+    ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
+    factor = torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
+    weight = torch.cholesky_solve(x.t() @ vectors, factor).mT
+    return weight * x.size(1) ** -0.5 / weight.std((-2, -1), keepdim=True).clamp(min=TINY)
 
 
 def _far_rotation(pupil: Pupil, length: int) -> Tensor:
@@ -146,9 +148,9 @@ def _far_rotation(pupil: Pupil, length: int) -> Tensor:
     return turned[:, 0].mean(0)
 
 
-def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Vectors [h, n, R] and [n, R] whose products are nearest to those of the queries of h heads
-    [h, n, E] and their keys [n, E], less their mean, which changes no softmax. 0 beyond E."""
+def _directions(q: Tensor, k: Tensor, width: int) -> Tensor:
+    """Vectors [h + 1, n, R] of queries of h heads [h, n, E] and then of their keys [n, E], whose
+    products are nearest to theirs, less the keys' mean, which changes no softmax. 0 beyond E."""
 
     def roots(x: Tensor) -> tuple[Tensor, ...]:
         """The root of a covariance, and its pseudo-inverse."""
@@ -161,11 +163,9 @@ def _directions(q: Tensor, k: Tensor, width: int) -> tuple[Tensor, ...]:
     left, size, right = torch.linalg.svd(root_q @ root_k)
     number = min(width, len(size))
     scale = size[:number].sqrt()
-    vectors = (
-        q @ inverse_q @ (left[:, :number] * scale),
-        k @ inverse_k @ (right.t()[:, :number] * scale),
-    )
-    return tuple(nn.functional.pad(t, (0, width - number)) for t in vectors)
+    of_q = q @ inverse_q @ (left[:, :number] * scale)
+    of_k = k @ inverse_k @ (right.t()[:, :number] * scale)
+    return nn.functional.pad(torch.cat([of_q, of_k.unsqueeze(0)]), (0, width - number))
 
 
 @torch.no_grad()
@@ -194,14 +194,18 @@ def fit(
 ) -> list[float]:
     """Lower the routing loss of all routers by Adam, a batch each update; its step falls linearly
     to 0. All queries of short texts are scouts, and ``TEACHERS`` of longer ones. Returns the mean
-    loss of the routers after each update, in nats."""
+    loss of the routers after each update, in nats. Of an index, queries alone learn."""
+    if routers[0].router.rule.index:
+        found = [_fit_queries(dense, pupil, batches, updates, lr) for pupil in routers]
+        if bar is not None:
+            bar.update(updates)
+        return torch.tensor(found).mean(0).tolist()
     parameters = [p for pupil in routers for p in pupil.router.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.98))
     losses = []
     for update, inputs in enumerate(islice(cycle(batches), updates)):
         readings = read(dense, inputs)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * (1 - update / updates)
+        optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
         optimizer.zero_grad()
         total = 0.0
         for pupil in routers:
@@ -216,24 +220,69 @@ def fit(
 
 
 def _loss(pupil: Pupil, reading: Read) -> Tensor:
-    router, batch, x = pupil.router, reading.batch, pupil.routed(reading)
+    router, rule, x = pupil.router, pupil.router.rule, pupil.routed(reading)
     of_queries, of_keys = router.routing(x, None)
-    number = OF_INDEX if router.rule.index else TEACHERS
-    drawn = draw_scouts(number, len(pupil.heads), x, batch.padding_mask)
+    drawn = draw_scouts(TEACHERS, len(pupil.heads), x, reading.batch.padding_mask)
     of_scouts = gather_tokens(of_queries, drawn[1])
-    shares, keys = router.shares(of_scouts, of_keys, batch.padding_mask)
-    if router.rule.index:  # by what chance would find: all keys in one list would earn nothing
-        chance = keys.shares().mean(2, keepdim=True)
-        shares = shares / for_each(shares, chance).clamp(min=TINY)
+    shares, keys = router.shares(of_scouts, of_keys, reading.batch.padding_mask)
     scouts = Scouts(*drawn, shares, keys)
-    if router.rule.sinks:  # which are seen in any cluster: finding them is no gain
-        batch = pupil.tokens(reading).behind(router.rule.sinks).batch
-    layouts = scout_layouts(
-        scouts.queries, causal=router.rule.causal, gap=router.rule.gap, batch=batch
-    )
+    # sinks are seen in any cluster: finding them is no gain
+    batch = pupil.tokens(reading).behind(rule.sinks).batch
+    layouts = scout_layouts(scouts.queries, causal=rule.causal, gap=rule.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
-    how = {"impl": pupil.attention.impl, "of_several": router.rule.index > 0}
-    return routing_loss(routing_gain(q, k, layouts, scouts, **how))
+    return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))
+
+
+@full_float32()
+def _fit_queries(
+    dense: nn.Module, pupil: Pupil, batches: Sequence[Inputs | Path], updates: int, lr: float
+) -> list[float]:
+    """Teach queries of an index where their attention is, by cross-entropy, all batches an update.
+    A map of each head's queries is found, which overfits less than one of the layer's input."""
+    router, losses = pupil.router, []
+    readings = [read(dense, inputs)(pupil.place) for inputs in batches]
+    found = zip(*(_wanted(pupil, reading) for reading in readings), strict=True)
+    wanted, q, x = (torch.cat(each, dim=-2) for each in found)
+    white = torch.linalg.qr(q).Q * q.size(1) ** 0.5
+    begun = x @ router.query_proj.weight.detach().unflatten(0, (len(q), -1)).mT
+    turn = (white.mT @ normalize(begun, dim=-1) / q.size(1)).requires_grad_()  # [H, E, R]
+    vectors = router.similarity.vectors(router.centroids.detach()) / router.temperature
+    vectors = vectors.repeat_interleave(router.sharing, dim=0).mT
+    optimizer = torch.optim.Adam([turn], lr=lr, betas=(0.9, 0.98))
+    for update in range(updates):
+        optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
+        scores = router.similarity.vectors(white @ turn) @ vectors
+        loss = -(wanted * scores.log_softmax(-1)).sum() / wanted.sum().clamp(min=TINY)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    weight = _regressed(x[0].double(), (white @ turn.detach()).double())
+    router.query_proj.weight.data.copy_(weight.flatten(0, 1))
+    return losses
+
+
+@torch.no_grad()
+def _wanted(pupil: Pupil, reading: Read) -> Iterator[Tensor]:
+    """Of queries of a batch, how much they want each list [H, n, K]: its share of their far
+    attention over a power of how many far keys it holds, of sum 1, or 0 without such keys. Then
+    they themselves, without positions [H, n, E], and what their projections read [H, n, D]."""
+    rule, x, tokens = pupil.router.rule, pupil.routed(reading), pupil.tokens(reading)
+    drawn, places = draw_scouts(OF_INDEX, 1, x, tokens.padding_mask)
+    far = torch.arange(x.size(1)) <= places.unsqueeze(-1) - rule.gap  # [B, 1, S, N]
+    far &= drawn.gather(-1, places).unsqueeze(-1)
+    if (hidden := tokens.behind(rule.sinks).padding_mask) is not None:
+        far &= ~hidden[:, None, None]
+    places = places.expand(-1, len(pupil.heads), -1)
+    q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
+    logits = gather_tokens(q, places) @ k.mT * pupil.attention.head_dim**-0.5
+    shares = logits.masked_fill(~far, -torch.inf).softmax(-1).nan_to_num(0.0)
+    (found,) = pupil.router(tokens).assignment.rounds
+    lists = one_hot(found.for_each_head().keys, rule.clusters + 1)[..., :-1].to(shares)
+    wanted = shares @ lists / (far.to(shares) @ lists).clamp(min=1) ** EVENLY
+    wanted /= wanted.sum(-1, keepdim=True).clamp(min=TINY)
+    q, x = gather_tokens(tokens.q, places), gather_tokens(x.unsqueeze(1), places[:, :1])
+    return (t.transpose(0, 1).flatten(1, 2) for t in (wanted, q, x))
 
 
 def fit_layers(

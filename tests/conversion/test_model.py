@@ -12,7 +12,7 @@ from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.options import parse_attention
 from fairseq_clusterformer.conversion.batches import far_of
 from fairseq_clusterformer.conversion.convert import Plan, _spec, mass_and_sinks
-from fairseq_clusterformer.conversion.fit import _loss, begin, calibrate, fit, pupils
+from fairseq_clusterformer.conversion.fit import _loss, _wanted, begin, calibrate, fit, pupils
 from fairseq_clusterformer.conversion.measure import (
     Mass,
     head_mass,
@@ -89,7 +89,9 @@ class TestKinds:
         model.max_positions = lambda: 256
         plan, of_layer = Plan(near=8, far=8, **options), {PLACE: mass([0.5] * 6)}
         spec = _spec("decoder", of_layer, SimpleNamespace(model=model), plan, 3)
-        sees = "window=4,clusters=32,probes=2" if plan.rings else "index=8,clusters=32,probes=8"
+        sees = "window=4,clusters=32,probes=2"
+        if not plan.rings:
+            sees = "index=8,routing_convolution=0,clusters=32,probes=8"
         assert spec == f"taught({sees},gap=8,scouts=16,sinks=3{expected})"
 
 
@@ -276,6 +278,38 @@ class TestFit:
         near = (weights[:, order] * ((distance >= 0) & ~beyond)).sum(-1)
         of_places = (best + near)[:, :, beyond.any(-1)].mean((0, 2))
         torch.testing.assert_close(found[order].float(), of_places)
+
+    def test_queries_of_an_index_learn_where_their_attention_is(self) -> None:
+        """Its lists stay as they are; padding and sinks teach nothing."""
+        dense = Model(dense_of_pairs(causal=True))
+        kinds = TAUGHT.replace("taught(", "taught(index=99,probes=2,sinks=2,")
+        clustered = Model(attention(kinds, rotary=False, short_convolution=0))
+        order, mask = [*range(6)], torch.zeros(2, 128, dtype=torch.bool)
+        mask[1, 100:] = True
+        (pupil,) = pupils(dense, clustered, {PLACE: order})
+        batches = [{"x": pairs(2, 128), "padding_mask": mask} for _ in range(4)]
+        begin(dense, [pupil], batches, seed=1)
+        calibrate(dense, [pupil], batches)
+        with torch.no_grad():
+            pupil.router.query_proj.weight.normal_()
+        before = {name: t.clone() for name, t in pupil.router.state_dict().items()}
+        held_out = [{"x": pairs(2, 128)}]
+        drawn, _ = recall(dense, clustered, held_out, PLACE, order, 8, 2)
+        losses = fit(dense, [pupil], batches, updates=40, lr=0.1)
+        seen, _ = recall(dense, clustered, held_out, PLACE, order, 8, 2)
+        assert (seen - drawn)[:-1].mean() > 0.2
+        assert losses[-1] < losses[0] - 0.3
+        for name, tensor in pupil.router.state_dict().items():
+            assert torch.equal(tensor, before[name]) == (name != "query_proj.weight"), name
+        reading = read(dense, batches[0])(PLACE)
+        odd = reading.k.clone()
+        odd[:, :, :2], odd[1, :, 100:] = 9.0, -9.0
+        found = []
+        for k in (reading.k, odd):
+            torch.manual_seed(7)
+            found.append([*_wanted(pupil, reading._replace(k=k))][0])
+        torch.testing.assert_close(*found)
+        assert set(found[0].sum(-1).round().unique().tolist()) == {0.0, 1.0}
 
     def test_normalisers_are_of_the_batches_given_last(self, models: Models) -> None:
         routers = pupils(models.dense, models.clustered, {PLACE: models.order})

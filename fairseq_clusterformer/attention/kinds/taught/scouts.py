@@ -126,21 +126,12 @@ def scout_layouts(
 
 @full_float32()
 def routing_gain(
-    q: Tensor,
-    k: Tensor,
-    layouts: Sequence[Layout],
-    scouts: Scouts,
-    *,
-    impl: str,
-    of_several: bool = False,
+    q: Tensor, k: Tensor, layouts: Sequence[Layout], scouts: Scouts, *, impl: str
 ) -> Gain:
     """The logarithm above, of each scout; q and k [B, H, N, E] as they are attended, which get no
-    gradient, and layouts of the scouts. ``of_several``: of queries that look into several
-    clusters, ``sum over c of A_c log p_i(c)``, A_c the attention that lies in cluster c, so that
-    the likeliest clusters are those with the most attention."""
+    gradient, and layouts of the scouts."""
     q, k = (at_least_float32(t.detach()) for t in (q, k))
     (queries, places, shares, keys), order = scouts, layouts[0].query_order
-    shares = shares.log() if of_several else shares
     slot = torch.arange(order.size(-1), device=places.device).expand_as(order)
     slots = torch.empty_like(order).scatter_(-1, order, slot).gather(-1, places)
     lo, hi = (
@@ -172,7 +163,7 @@ def routing_gain(
         lands, in_sight = ((found * shares).sum(-1) for found in (attended, total))
     seen = (hi - lo).sum(0)
     chance = in_sight / seen.clamp(min=1)
-    gain = lands if of_several else lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
+    gain = lands.clamp(min=TINY).log() - chance.clamp(min=TINY).log()
     return Gain(gain, queries.gather(-1, places) & (seen > 0), places)
 
 
