@@ -124,8 +124,7 @@ def _real(readings: Sequence[Read], of_each: Sequence[Tensor]) -> Tensor:
 
 
 def _regressed(x: Tensor, vectors: Tensor) -> Tensor:
-    """Weights [..., R, D] by which x [n, D] gives vectors [..., n, R]. Their scale changes no
-    cosine, but how far a step of Adam turns them: it is that of new weights."""
+    """Weights [..., R, D] by which x [n, D] gives vectors [..., n, R]; scaled as new ones are."""
     square = x.t() @ x
     ridge = RIDGE * square.diagonal().mean().clamp(min=TINY)
     factor = torch.linalg.cholesky(square + ridge * torch.eye(len(square), dtype=x.dtype))
@@ -226,8 +225,7 @@ def _loss(pupil: Pupil, reading: Read) -> Tensor:
     of_scouts = gather_tokens(of_queries, drawn[1])
     shares, keys = router.shares(of_scouts, of_keys, reading.batch.padding_mask)
     scouts = Scouts(*drawn, shares, keys)
-    # sinks are seen in any cluster: finding them is no gain
-    batch = pupil.tokens(reading).behind(rule.sinks).batch
+    batch = pupil.tokens(reading).behind(rule.sinks).batch  # finding sinks is no gain
     layouts = scout_layouts(scouts.queries, causal=rule.causal, gap=rule.gap, batch=batch)
     q, k = (t[:, pupil.heads] for t in reading.attended(pupil.attention))
     return routing_loss(routing_gain(q, k, layouts, scouts, impl=pupil.attention.impl))
@@ -240,8 +238,7 @@ def _fit_queries(
     """Teach queries of an index where their attention is, by cross-entropy, all batches an update.
     A map of each head's queries is found, which overfits less than one of the layer's input."""
     router, losses = pupil.router, []
-    readings = [read(dense, inputs)(pupil.place) for inputs in batches]
-    found = zip(*(_wanted(pupil, reading) for reading in readings), strict=True)
+    found = zip(*(_wanted(pupil, read(dense, each)(pupil.place)) for each in batches), strict=True)
     wanted, q, x = (torch.cat(each, dim=-2) for each in found)
     white = torch.linalg.qr(q).Q * q.size(1) ** 0.5
     begun = x @ router.query_proj.weight.detach().unflatten(0, (len(q), -1)).mT
@@ -253,8 +250,7 @@ def _fit_queries(
         optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
         scores = router.similarity.vectors(white @ turn) @ vectors
         loss = -(wanted * scores.log_softmax(-1)).sum() / wanted.sum().clamp(min=TINY)
-        optimizer.zero_grad()
-        loss.backward()
+        (turn.grad,) = torch.autograd.grad(loss, turn)
         optimizer.step()
         losses.append(loss.item())
     weight = _regressed(x[0].double(), (white @ turn.detach()).double())
