@@ -301,7 +301,7 @@ def fit_layers(
     files = {(side, n): measured[0].with_name(f"{side}-{n}.pt") for side, n in routers}
     left = sum(bool(routers[place]) for place, file in files.items() if not file.is_file())
     found: dict[Place, dict] = {}
-    with progress(left * plan.updates, "fit") as bar:
+    with progress(left * (1 + plan.updates), "fit") as bar:
         for place, file in files.items():
             some, how = routers[place], (place, orders[place], plan.near, sinks)
             if file.is_file():
@@ -315,6 +315,7 @@ def fit_layers(
                 if some:
                     begin(dense, some, fitted[:first], seed=plan.seed)
                     calibrate(dense, some, fitted[:first])
+                    bar.update()
                 before = after = recall(dense, clustered, measured[:1], *how)
                 losses: list[float] = []
                 if some and plan.updates:

@@ -130,7 +130,7 @@ def store(model: nn.Module, batches: Sequence[Inputs], folder: Path) -> list[Pat
 def progress(steps: int, name: str) -> tqdm:
     """A bar on a terminal, else a line every half minute."""
     how = {} if sys.stderr.isatty() else {"mininterval": 30.0, "delay": 30.0}
-    return tqdm(total=steps, desc=name, unit="batch", **how)
+    return tqdm(total=steps, desc=name, unit="step", **how)
 
 
 @contextmanager
