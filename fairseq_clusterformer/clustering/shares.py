@@ -37,9 +37,8 @@ class Scores(NamedTuple):
         few, x = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM, self.x
         if few or not _has_cpp(x := x.to(self.vectors.dtype), impl):
             return None
-        x, mask = x if x.stride(-1) == 1 else x.contiguous(), self.padding_mask
-        rest = self.vectors.contiguous(), self.offsets.contiguous()
-        return Scores(x, *rest, None if mask is None else mask.contiguous(), self.similarity)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        return Scores(x, *self[1:4], self.similarity)
 
     def run(self, source: str, function: str, **values: Any) -> None:
         """Run a function of shares.cpp or scouts.cpp, with the struct of scores.h among others."""

@@ -134,7 +134,5 @@ def step(q: Tensor, **given: Any) -> Tensor:
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {q.size(0)}")
     sizes = {size: given[of].size(dim) for size, (of, dim) in _SIZES.items() if of in given}
     sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
-    # In memory until the end, each as the pointer to it says.
-    given = {n: x.contiguous() if isinstance(x, Tensor) else x for n, x in given.items()}
     run("step", "step", q.dtype, q.size(-1), **sizes, **given)
     return given["out"]
