@@ -37,8 +37,7 @@ class Scores(NamedTuple):
         few, x = self.x[..., 0].numel() * self.vectors.size(1) < CPP_FROM, self.x
         if few or not _has_cpp(x := x.to(self.vectors.dtype), impl):
             return None
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        return Scores(x, *self[1:4], self.similarity)
+        return self._replace(x=x if x.stride(-1) == 1 else x.contiguous(), log_held=None)
 
     def run(self, source: str, function: str, **values: Any) -> None:
         """Run a function of shares.cpp or scouts.cpp, with the struct of scores.h among others."""

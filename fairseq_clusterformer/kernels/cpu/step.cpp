@@ -6,8 +6,7 @@
 // same rings, E width, L layouts, R rings of each, P of them that a query reads, W slots of a ring,
 // M tokens that are near, S sinks, K clusters that have means: those of the rings, of one layout.
 //
-// Of an index, an entry stands in the slot of its token's place in the document; rings are lists,
-// and L is 1.
+// Of an index, an entry stands in the slot of its token's place; rings are lists, and L is 1.
 
 #include <functional>
 
@@ -104,23 +103,26 @@ struct Sight {
   void list(const int64_t* of_slots, int64_t end, const int64_t* read) {
     reads.assign(p.rings + 1, 0);
     for (int64_t probe = 0; probe < p.probes; probe++) reads[std::min(read[probe], p.rings)] = 1;
-    reads[p.rings] = 0, number_of_listed = 0;
-    for (int64_t slot = 0; slot < end; slot++)
-      listed[number_of_listed] = slot, number_of_listed += reads[of_slots[slot]];
+    reads[p.rings] = 0;
+    const char* wanted = reads.data();  // locals, which no store changes
+    int64_t count = 0, *to = listed.data();
+    for (int64_t slot = 0; slot < end; slot++) to[count] = slot, count += wanted[of_slots[slot]];
+    number_of_listed = count;
   }
 
   // Of the listed slots so many, of the largest logits by a function of one, and these logits.
   template <class F>
   void choose(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
+    const int64_t count = number_of_listed;
     T low = INF, high = -INF;
-    of_listed.resize(number_of_listed), rest.resize(number_of_listed + 1);
-    for (int64_t i = 0; i < number_of_listed; i++) {
-      if (i + AHEAD < number_of_listed)
+    of_listed.resize(count), rest.resize(count + 1);
+    for (int64_t i = 0; i < count; i++) {
+      if (i + AHEAD < count)
         ask_for(static_cast<const char*>(rows) + listed[i + AHEAD] * stride, bytes);
       const T logit = of_listed[i] = f(listed[i]);
       low = std::min(low, logit), high = std::max(high, logit);
     }
-    if (number_of_listed <= number) return;
+    if (count <= number) return;
     // By a histogram, of which one bin is ordered: a processor foresees no branch of a whole order.
     const T per_bin = BINS / (high - low);
     auto bin_of = [&](T logit) {
@@ -128,15 +130,15 @@ struct Sight {
       return bin > 0 ? bin < BINS ? int(bin) : BINS : 0;  // 0 of what is no number
     };
     int64_t counts[BINS + 1] = {}, larger = 0, found = 0;
-    for (int64_t i = 0; i < number_of_listed; i++) counts[bin_of(of_listed[i])]++;
+    for (int64_t i = 0; i < count; i++) counts[bin_of(of_listed[i])]++;
     int bin = BINS;
     while (larger + counts[bin] < number) larger += counts[bin--];
-    for (int64_t i = 0; i < number_of_listed; i++)
+    for (int64_t i = 0; i < count; i++)
       rest[found] = of_listed[i], found += bin_of(of_listed[i]) == bin;
     const auto least = rest.begin() + (number - larger - 1);
     std::nth_element(rest.begin(), least, rest.begin() + found, std::greater<T>());
     int64_t kept = 0;
-    for (int64_t i = 0; i < number_of_listed; i++) {
+    for (int64_t i = 0; i < count; i++) {
       listed[kept] = listed[i], of_listed[kept] = of_listed[i];
       kept += of_listed[i] >= *least;
     }
@@ -224,9 +226,8 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* end = p.near + (of_key_head + 1) * p.room * p.entry_width;
     sight.entries(end - count * p.entry_width, count, false);  // near, biases do not count
   }
-  if (!p.index)
-    sight.entries(p.sinks + of_key_head * p.number_of_sinks * p.entry_width, p.number_of_sinks,
-                  false);
+  const T* sinks = p.sinks + of_key_head * p.number_of_sinks * p.entry_width;
+  if (!p.index) sight.entries(sinks, p.number_of_sinks, false);
   const int64_t *read = p.read + reader * p.probes, *end = read + p.probes;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * E + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * E + 1) {
