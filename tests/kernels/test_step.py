@@ -61,8 +61,10 @@ def test_by_several_threads(taken, monkeypatch):
 
 
 @pytest.mark.parametrize("prompt", [0, 400])
-def test_the_best_of_many_are_looked_for_in_8_bits(prompt, taken):
-    check(build("taught, index", causal=True, index=20), prompt)
+@pytest.mark.parametrize(("kind", "index"), [("taught, index", 20), ("routing, index, gap", 1)])
+def test_the_best_of_many_are_looked_for_in_8_bits(kind, index, prompt, taken):
+    """Of few, too, which are not the same in 8 bits."""
+    check(build(kind, causal=True, index=index), prompt)
     assert len(taken) == STEPS
 
 

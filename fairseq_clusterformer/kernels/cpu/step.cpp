@@ -146,7 +146,7 @@ struct Sight {
   }
 
   // Of the listed slots of a head of keys, the `number` of largest logits. Of many, first twice as
-  // many by keys in 8 bits, which are a quarter of the memory.
+  // many, but some at least, by keys in 8 bits, which are a quarter of the memory.
   void best(int64_t head, int64_t number, bool biased) {
     const T* first = p.kept + head * p.window * p.entry_width;
     if (!biased && number_of_listed > std::max(4 * number, ROUGHLY)) {
@@ -154,7 +154,7 @@ struct Sight {
       const T* scales = p.scales + head * p.window;
       int16_t code[E];  // of the query
       round_row(query, code);
-      choose(2 * number, codes, E, E, [&](int64_t slot) {
+      choose(std::max(2 * number, ROUGHLY), codes, E, E, [&](int64_t slot) {
         const int8_t* key = codes + slot * E;
         int32_t sum = 0;
         for (int e = 0; e < E; e++) sum += code[e] * int16_t(key[e]);
