@@ -60,10 +60,8 @@ def _parser() -> Parser:
     add("--decoder-attention SPEC", "of a translator's decoder alone")
     about = "tokens that are near: the window of all heads"
     add("--near-window N", about + _default("near"))
-    about = (
-        "W, tokens of their clusters that heads see beyond the near window: of an index, those "
-    )
-    about += "with the largest logits; of an encoder, on either side"
+    about = "W, tokens of their clusters that heads see beyond the near window: of an index, "
+    about += "those with the largest logits; of an encoder, on either side"
     add("--far-window N", about + _default("far"))
     about = "a decoder sees the latest tokens of its clusters, and keeps no others"
     add("--rings", about, default=None)

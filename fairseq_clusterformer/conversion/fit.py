@@ -243,14 +243,15 @@ def _fit_queries(
     white = torch.linalg.qr(q).Q * q.size(1) ** 0.5
     begun = x @ router.query_proj.weight.detach().unflatten(0, (len(q), -1)).mT
     turn = (white.mT @ normalize(begun, dim=-1) / q.size(1)).requires_grad_()  # [H, E, R]
-    vectors = router.similarity.vectors(router.centroids.detach()) / router.temperature
+    sharp = torch.full((len(q), 1, 1), router.temperature).log_().neg_().requires_grad_()
+    vectors = router.similarity.vectors(router.centroids.detach())
     vectors = vectors.repeat_interleave(router.sharing, dim=0).mT
-    optimizer = torch.optim.Adam([turn], lr=lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam([turn, sharp], lr=lr, betas=(0.9, 0.98))
     for update in range(updates):
         optimizer.param_groups[0]["lr"] = lr * (1 - update / updates)
-        scores = router.similarity.vectors(white @ turn) @ vectors
+        scores = router.similarity.vectors(white @ turn) @ vectors * sharp.exp()
         loss = -(wanted * scores.log_softmax(-1)).sum() / wanted.sum().clamp(min=TINY)
-        (turn.grad,) = torch.autograd.grad(loss, turn)
+        turn.grad, sharp.grad = torch.autograd.grad(loss, (turn, sharp))
         optimizer.step()
         losses.append(loss.item())
     weight = _regressed(x[0].double(), (white @ turn.detach()).double())
