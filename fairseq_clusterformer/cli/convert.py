@@ -90,7 +90,7 @@ def _parser() -> Parser:
     about = f"of a text that is read (default: as trained, but at most {_LENGTH})"
     add("--tokens-per-sample N", about)
     add("--tokens N", "to read, the first 4,096 to measure on" + _default("tokens"))
-    about = "of the routers, an index's by all tokens; 0: as they begin" + _default("updates")
+    about = "of the routers, an index's by all texts; 0: as they begin" + _default("updates")
     add("--updates N", about, type=number(Range(at_least=0, whole=True)))
     add("--lr F", "of the routers", type=number(Range(above=0)), default=0.02)
     about = "of heads that cluster, queries that teach in the training that follows (default: 16)"

@@ -266,7 +266,8 @@ def _wanted(pupil: Pupil, reading: Read) -> Iterator[Tensor]:
     they themselves, without positions [H, n, E], and what their projections read [H, n, D]."""
     rule, x, tokens = pupil.router.rule, pupil.routed(reading), pupil.tokens(reading)
     drawn, places = draw_scouts(OF_INDEX, 1, x, tokens.padding_mask)
-    far = torch.arange(x.size(1)) <= places.unsqueeze(-1) - rule.gap  # [B, 1, S, N]
+    away = places.unsqueeze(-1) - torch.arange(x.size(1))  # [B, 1, S, N]
+    far = (away if rule.causal else away.abs()) >= rule.gap
     far &= drawn.gather(-1, places).unsqueeze(-1)
     if (hidden := tokens.behind(rule.sinks).padding_mask) is not None:
         far &= ~hidden[:, None, None]

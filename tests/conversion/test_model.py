@@ -311,6 +311,16 @@ class TestFit:
         torch.testing.assert_close(*found)
         assert set(found[0].sum(-1).round().unique().tolist()) == {0.0, 1.0}
 
+    def test_an_index_of_an_encoder_learns_from_both_sides(self) -> None:
+        dense = Model(dense_of_pairs(causal=False))
+        kinds = TAUGHT.replace("taught(", "taught(index=99,probes=2,")
+        how = {"causal": False, "rotary": False, "short_convolution": 0}
+        (pupil,) = pupils(dense, Model(attention(kinds, **how)), {PLACE: [*range(6)]})
+        batches = [{"x": pairs(2, 128)}]
+        begin(dense, [pupil], batches, seed=1)
+        wanted, *_ = _wanted(pupil, read(dense, batches[0])(PLACE))
+        assert wanted.sum(-1).min() > 0.99  # the first queries have no far keys before them
+
     def test_normalisers_are_of_the_batches_given_last(self, models: Models) -> None:
         routers = pupils(models.dense, models.clustered, {PLACE: models.order})
         first, *others = models.batches[:3]
