@@ -123,7 +123,6 @@ class Sight:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """All of them."""
         return self.ranges + self.near + self.sinks + self.constant
 
 
@@ -352,8 +351,3 @@ class Kind(nn.Module, ABC):
         """Apply what was observed since the last call; called before each update."""
         if self.learner is not None:
             self.learner.commit()
-
-
-def shared_vector(q: Tensor, k: Tensor) -> Tensor:
-    """Of both projections, for kinds whose query and key are the same; of the variance of one."""
-    return (q + k) * 0.5**0.5

@@ -95,8 +95,6 @@ class Options:
 
 @dataclass(frozen=True)
 class WindowOptions(Options):
-    """Options of kinds that see so many keys."""
-
     window: int = option(
         128,
         "W: tokens that a query sees: the latest, or those of its cluster",
@@ -114,8 +112,6 @@ class WindowOptions(Options):
 
 @dataclass(frozen=True)
 class ClusterOptions(WindowOptions):
-    """Options of kinds that see keys of a cluster."""
-
     clusters: int = option(
         8,
         "K: clusters in each clustering layer",
@@ -134,8 +130,6 @@ class ClusterOptions(WindowOptions):
 
 @dataclass(frozen=True)
 class IndexOptions(ClusterOptions):
-    """Options of kinds whose clusters may be an index of all keys."""
-
     index: int = option(
         0,
         "heads that cluster see, of all keys of their clusters, so many whose logits are largest, "

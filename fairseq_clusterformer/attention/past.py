@@ -243,8 +243,8 @@ class Near(Kept):
         at = order.unsqueeze(-1).expand(-1, *entries.shape[1:2], -1, entries.size(-1))
         ring = text.rings.gather(-1, order.unsqueeze(1).expand(*text.rings.shape[:3], -1))
         kept = entries.gather(-2, at).unflatten(1, (groups, -1))
-        if (missing := room - ring.size(-1)) > 0:
-            kept, ring = pad(kept, (0, 0, missing, 0)), pad(ring, (missing, 0))
+        missing = room - ring.size(-1)
+        kept, ring = pad(kept, (0, 0, missing, 0)), pad(ring, (missing, 0))
         return cls(kept, ring), real & (real.flip(1).cumsum(1).flip(1) <= room)
 
 

@@ -150,7 +150,6 @@ class Tokens:
 
     @property
     def padding_mask(self) -> Tensor | None:
-        """Of the batch."""
         return self.batch.padding_mask
 
     def behind(self, number: int) -> "Tokens":

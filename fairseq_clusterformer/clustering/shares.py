@@ -199,7 +199,7 @@ class _LogShares(torch.autograd.Function):
         impl, similarity = ctx.given
         scored, (k, vectors, _, padding_mask) = Scores(*tensors, similarity), tensors
         if (scores := scored.for_cpp(impl)) is not None:
-            d_k, d_vectors = torch.empty_like(scores.x), torch.empty_like(scores.vectors)
+            d_k, d_vectors = torch.zeros_like(scores.x), torch.empty_like(scores.vectors)
             given = {"clusters": keys, "log_total": log_total, "d_log_share": d_log_share}
             given |= {"d_x": d_k, "d_vectors": d_vectors, "probes": 1, "tie": TIE}
             scores.run("shares", "shares_backward", **given)

@@ -18,12 +18,7 @@ from .kernel import TENSORS, Call, Carry, Kernel, Layout, Own, Reference, empty_
 from .triton import Triton
 
 logger = logging.getLogger(__name__)
-KERNELS: dict[str, Kernel] = {
-    "reference": Reference(),
-    "blocks": Blocks(),
-    "triton": Triton(),
-    "cpu": Cpu(),
-}
+KERNELS = {"reference": Reference(), "blocks": Blocks(), "triton": Triton(), "cpu": Cpu()}
 _warn = cache(logger.warning)  # once
 _operator = partial(torch.library.custom_op, mutates_args=())
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an obstacle

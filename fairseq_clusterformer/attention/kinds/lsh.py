@@ -8,15 +8,13 @@ from torch import Tensor, nn
 from ...clustering import Report, State, cluster_sizes
 from ...clustering.fuzzy import lowest_argmax
 from ...precision import Float32Buffers, at_least_float32, full_float32
-from ..kind import Kind, Traits, shared_vector
+from ..kind import Kind, Traits
 from ..options import ClusterOptions, option, register_attention, rule_option
 from ..tokens import Assignment, Round, Shape, Tokens
 
 
 @dataclass(frozen=True)
 class LshOptions(ClusterOptions):
-    """Options of hashing; the clusters are the buckets of a round."""
-
     rule: str = rule_option("recent", "chunk")
     rounds: int = option(2, "hashes of each token in lsh heads", flag="hash_rounds", at_least=1)
 
@@ -44,7 +42,7 @@ class Lsh(Float32Buffers, Kind):
         self.register_buffer("rotations", torch.randn(sizes))
 
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        shared = shared_vector(q, k)
+        shared = (q + k) * 0.5**0.5  # of the variance of one
         return shared, nn.functional.normalize(at_least_float32(shared), dim=-1).to(shared.dtype)
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:

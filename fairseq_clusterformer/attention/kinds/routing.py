@@ -9,7 +9,7 @@ from ...clustering import Report, State, cluster_sizes
 from ...clustering.fuzzy import nearest_by_cosine
 from ...clustering.learner import SphericalMeans
 from ...precision import at_least_float32
-from ..kind import Kind, Sight, Text, Traits, shared_vector
+from ..kind import Kind, Sight, Text, Traits
 from ..layout import top_layout
 from ..options import IndexOptions, register_attention, rule_option
 from ..tokens import Assignment, Shape, Tokens
@@ -39,7 +39,7 @@ class RoutingAttention(Kind):
     def project(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if not self.rule.causal:
             return _on_sphere(q), _on_sphere(k)
-        shared = _on_sphere(shared_vector(q, k))
+        shared = _on_sphere((q + k) * 0.5**0.5)  # of the variance of one
         return shared, shared
 
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:

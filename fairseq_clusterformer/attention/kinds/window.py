@@ -44,8 +44,6 @@ class Full(Window):
 
 @dataclass(frozen=True)
 class StridedOptions(ClusterOptions):
-    """Options of strided heads, which have as many clusters as a stride."""
-
     stride: int = option(0, "stride of strided heads; 0: as many as clusters", at_least=0)
     pattern: str = option(
         "strided",

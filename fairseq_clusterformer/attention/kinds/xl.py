@@ -16,8 +16,6 @@ from ..tokens import Assignment, Shape, Tokens
 
 @dataclass(frozen=True)
 class XLOptions(WindowOptions):
-    """Options of ``xl``: by default segments of W / 2 tokens, and a memory as long."""
-
     segment: int | None = option(
         None, "tokens of an xl segment (default: W / 2)", flag="xl_segment", at_least=1
     )

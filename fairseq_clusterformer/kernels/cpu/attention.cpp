@@ -59,7 +59,8 @@ struct Part {
   int64_t begin = 0, end = 0, clean = 0;  // up to which slot it counts
   std::unique_ptr<V[]> memory;
   // It is of what the query slots [from, to) of a row and head see.
-  void cover(const Attention& p, int64_t row, int64_t head, int64_t from, int64_t to) {
+  void cover(const Attention& p, int64_t both, int64_t from, int64_t to) {
+    const int64_t row = both / p.heads, head = both % p.heads;
     begin = p.slots, end = 0;
     for (int64_t slot = from; slot < to; slot++) {
       int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
@@ -122,10 +123,8 @@ struct Worker {
 
   explicit Worker(const Attention& p) : p(p) {}
 
-  void of(int64_t new_row, int64_t new_head) {
-    row = new_row, head = new_head;
-    first = last = 0;
-  }
+  // `both`: the number of a row and a head.
+  void of(int64_t both) { row = both / p.heads, head = both % p.heads, first = last = 0; }
 
   int64_t count(const Tensor& t, int64_t all) const {
     return t.data ? *t.at<int64_t>(row, head) : all;
@@ -494,9 +493,8 @@ struct Worker {
 extern "C" void run_forward(const Attention& p) {
   Tasks tasks(p);
   over_tasks<Worker>(p, tasks.count, [&](Worker& worker, int64_t task) {
-    int64_t both = task / tasks.segments;
-    worker.of(both / p.heads, both % p.heads);
-    tasks.over_tiles(task % tasks.segments, [&](int64_t slot) { worker.forward_tile(slot); });
+    worker.of(task / tasks.segments);
+    tasks.over_tiles(task, [&](int64_t slot) { worker.forward_tile(slot); });
   });
 }
 
@@ -508,18 +506,17 @@ extern "C" void run_backward(const Attention& p) {
   std::vector<std::atomic<int64_t>> added(p.batch * p.heads);
   over_tasks<Worker>(p, tasks.count, [&](Worker& worker, int64_t task) {
     const int64_t both = task / tasks.segments, segment = task % tasks.segments;
-    const int64_t row = both / p.heads, head = both % p.heads;
     const int64_t begin = segment * tasks.per_segment * TILE;
     Part &part = worker.part, &sum = sums[both];
-    part.cover(p, row, head, begin, std::min(begin + tasks.per_segment * TILE, p.length));
-    worker.of(row, head);
-    tasks.over_tiles(segment, [&](int64_t slot) { worker.backward_tile(slot, part); });
+    worker.of(both);
+    part.cover(p, both, begin, std::min(begin + tasks.per_segment * TILE, p.length));
+    tasks.over_tiles(task, [&](int64_t slot) { worker.backward_tile(slot, part); });
     part.clear(part.end);
     if (tasks.segments == 1) return worker.store(part);
     while (added[both] != segment) std::this_thread::yield();
     if (segment == 0) {
       sum.memory = std::move(worker.unused);
-      sum.cover(p, row, head, 0, p.length);
+      sum.cover(p, both, 0, p.length);
     }
     sum.add(part);
     if (segment == tasks.segments - 1) {

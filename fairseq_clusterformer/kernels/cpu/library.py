@@ -81,10 +81,8 @@ def _loaded(dtype: torch.dtype, width: int, source: str) -> _Loaded:
         try:
             library = ctypes.CDLL(str(build(*key)))
             fields = _fields(library, source.capitalize())
-            members = {
-                "_fields_": fields,
-                "strided": {name for name, of in fields if of is _Tensor},
-            }
+            strided = {name for name, of in fields if of is _Tensor}
+            members = {"_fields_": fields, "strided": strided}
             _LOADED[key] = library, type(source, (ctypes.Structure,), members)
         except subprocess.CalledProcessError as error:
             lines = error.stderr.strip().splitlines()

@@ -8,8 +8,9 @@
 
 // Absent tensors have no data.
 DECLARE(Scores,
-  Tensor x;                         // [batch, heads, tokens, E]
+  Tensor x, d_x;                    // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]
+  NUMBER* d_vectors;                // as vectors
   const uint8_t* padding_mask;      // [batch, length]
   int64_t batch, heads, length, num_clusters, unit;
   double scale, smallest;  // of x that is not scaled to length 1; least norm that is divided by
@@ -36,8 +37,9 @@ struct Strip {
       : of(of), K(of.num_clusters), vectors(K * P), offsets(K), scores(K * Q), unit(Q * P),
         columns(P * Q), d_unit(Q * P) {}
 
-  void begin(int64_t new_row, int64_t new_head) {
-    row = new_row, head = new_head, largest_offset = 0;
+  // `both`: the number of a row and a head.
+  void begin(int64_t both) {
+    row = both / of.heads, head = both % of.heads, largest_offset = 0;
     for (int64_t k = 0; k < K; k++) {
       T* to = vectors + k * P;
       std::copy_n(of.vectors + (head * K + k) * E, E, to);
@@ -85,10 +87,15 @@ struct Strip {
     });
   }
 
-  // From gradients of scores, which stand in their place: adds to d_vectors [K][P], and calls
-  // write(token, gradient of x [E]) for the tokens there are.
-  template <class Write>
-  void backward(T* d_vectors, Write write) {
+  // Calls f(cluster, c, scores) for each register.
+  template <class F>
+  void each_score(F f) {
+    for (int64_t k = 0; k < K; k++)
+      for (int c = 0; c < 2; c++) f(k, c, vec(scores + k * Q + c * L));
+  }
+
+  // From gradients of scores, which stand in their place: adds to d_vectors [K][P] and to d_x.
+  void backward(T* d_vectors) {
     std::memset(d_unit, 0, Q * P * sizeof(T));
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(scores + i, vectors, K, d_unit + i * P);
@@ -97,25 +104,23 @@ struct Strip {
       add_weighted<size, 1, Q>(scores + k * Q, unit, Q, d_vectors + k * P);
     });
     for (int i = 0; i < Q; i++) {
-      if (tokens[i] < 0) continue;
-      T *from = d_unit + i * P, *direction = unit + i * P;
+      if (!real[i]) continue;
+      T *from = d_unit + i * P, *direction = unit + i * P, *to = of.d_x.at<T>(row, head, tokens[i]);
       // what is along x does not change its direction
       const T along = of.unit ? dot(from, direction) : 0;
-      for (int e = 0; e < E; e++)
-        from[e] = real[i] ? (from[e] - direction[e] * along) * factor[i] : 0;
-      write(tokens[i], from);
+      for (int e = 0; e < E; e++) to[e] += (from[e] - direction[e] * along) * factor[i];
     }
   }
 };
 
 // Gradients of vectors, from those of tasks [K][P], `tasks` of a head, in their order.
-void add_up(const std::vector<Buffer>& parts, int64_t tasks, const Scores& of, T* d_vectors) {
+void add_up(const std::vector<Buffer>& parts, int64_t tasks, const Scores& of) {
   const int64_t K = of.num_clusters;
-  std::fill_n(d_vectors, of.heads * K * E, T(0));
+  std::fill_n(of.d_vectors, of.heads * K * E, T(0));
   for (size_t task = 0; task < parts.size(); task++)
     for (int64_t k = 0; k < K; k++)
       for (int e = 0; e < E; e++)
-        d_vectors[(task / tasks % of.heads * K + k) * E + e] += parts[task][k * P + e];
+        of.d_vectors[(task / tasks % of.heads * K + k) * E + e] += parts[task][k * P + e];
 }
 
 }  // namespace

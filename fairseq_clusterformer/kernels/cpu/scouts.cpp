@@ -23,9 +23,8 @@ DECLARE(Scouts,
   Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
   Tensor k, key_order, log_held;  // [batch, heads, tokens or slots, W or nothing]
   Tensor lands, in_sight, peak, total, d_lands, d_in_sight;  // [batch, heads, S]; as in attention.cpp
-  Tensor d_x, d_shares, d_log_held;
+  Tensor d_shares, d_log_held;
   const int64_t *lo, *hi;  // key slots that scouts see: `ranges` times [batch, heads, S]
-  NUMBER* d_vectors;       // [heads of keys, K, E]
   int64_t query_heads, scouts, width, ranges, threads;
 )
 
@@ -54,7 +53,7 @@ struct Worker : Strip {
 
   // Queries, in units of log 2, and shares of all scouts of a row and a head of keys.
   void start(int64_t task) {
-    begin(task / of.heads, task % of.heads);
+    begin(task);
     const T scale = LOG2_E / std::sqrt(double(W));
     for (int64_t i = 0; i < R; i++) {
       const T *from = of_scout<T>(p.q, i), *share = of_scout<T>(p.shares, i);
@@ -86,14 +85,11 @@ struct Worker : Strip {
     V tops[2], lows[2];
     score(slot, tops, lows, p.key_order);
     V sums[2] = {};  // a softmax over clusters, for each key of the strip
-    for (int64_t k = 0; k < K; k++)
-      for (int c = 0; c < 2; c++) {
-        V& x = vec(scores + k * Q + c * L);
-        x = exp2((x - tops[c]) * T(LOG2_E));
-        sums[c] += x;
-      }
-    for (int64_t k = 0; k < K; k++)
-      for (int c = 0; c < 2; c++) vec(scores + k * Q + c * L) /= sums[c];
+    each_score([&](int64_t, int c, V& x) {
+      x = exp2((x - tops[c]) * T(LOG2_E));
+      sums[c] += x;
+    });
+    each_score([&](int64_t, int c, V& x) { x /= sums[c]; });
     for (int i = 0; i < Q; i++)
       held[i] = !real[i] ? 0 : p.log_held.data ? std::exp(*p.log_held.at<T>(row, head, tokens[i])) : 1;
   }
@@ -219,19 +215,13 @@ struct Worker : Strip {
         dot<N>(by_cluster + k * padded_R, d_common, found, R, padded_R);
         each<N>([&](int r, int c) { vec(d_p + (k + r) * Q + c * L) = found[r][c]; });
       });
-      for (int c = 0; c < 2; c++) {  // of the softmax over clusters
-        V delta = {};
-        for (int64_t k = 0; k < K; k++)
-          delta += vec(scores + k * Q + c * L) * vec(d_p + k * Q + c * L);
-        for (int64_t k = 0; k < K; k++) {
-          V& x = vec(scores + k * Q + c * L);
-          x *= vec(d_p + k * Q + c * L) - delta;
-          vec(lanes + k * L) += x;  // scores have the log of the mass taken off
-        }
-      }
-      Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
-        std::copy_n(gradient, E, p.d_x.at<T>(row, head, token));
+      V delta[2] = {};  // of the softmax over clusters
+      each_score([&](int64_t k, int c, V x) { delta[c] += x * vec(d_p + k * Q + c * L); });
+      each_score([&](int64_t k, int c, V& x) {
+        x *= vec(d_p + k * Q + c * L) - delta[c];
+        vec(lanes + k * L) += x;  // scores have the log of the mass taken off
       });
+      Strip::backward(d_vectors);
       for (int i = 0; i < Q && p.log_held.data; i++)
         if (tokens[i] >= 0) *p.d_log_held.at<T>(row, head, tokens[i]) = d_held[i];
     });
@@ -242,26 +232,21 @@ struct Worker : Strip {
 
   // Adds what goes through the log of the mass, of which this is the gradient [K].
   void backward_mass(int64_t task, const T* d_mass, T* d_vectors) {
-    begin(task / of.heads, task % of.heads);
+    begin(task);
     for (int64_t slot = 0; slot < of.length; slot += Q) {
       V tops[2], lows[2], sums[2] = {};
       score(slot, tops, lows);
       for (int i = 0; i < Q; i++)
         held[i] = real[i] && p.log_held.data ? *p.log_held.at<T>(row, head, tokens[i]) : 0;
-      for (int64_t k = 0; k < K; k++)
-        for (int c = 0; c < 2; c++) {
-          V& x = vec(scores + k * Q + c * L);
-          // d log_mass_k / d score_kj = held_j exp(score_kj) / mass_k; scores are less log_mass
-          x = exp2((x + vec(held + c * L)) * T(LOG2_E)) * d_mass[k];
-          sums[c] += x;
-        }
+      each_score([&](int64_t k, int c, V& x) {
+        // d log_mass_k / d score_kj = held_j exp(score_kj) / mass_k; scores are less log_mass
+        x = exp2((x + vec(held + c * L)) * T(LOG2_E)) * d_mass[k];
+        sums[c] += x;
+      });
       for (int i = 0; i < Q; i++)  // padding has no part in the mass
         if (!real[i])
           for (int64_t k = 0; k < K; k++) scores[k * Q + i] = 0;
-      Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
-        T* to = p.d_x.at<T>(row, head, token);
-        for (int e = 0; e < E; e++) to[e] += gradient[e];
-      });
+      Strip::backward(d_vectors);
       for (int i = 0; i < Q && p.log_held.data; i++)
         if (real[i]) *p.d_log_held.at<T>(row, head, tokens[i]) += sums[i / L][i % L];
     }
@@ -288,5 +273,5 @@ extern "C" void run_scouts_backward(const Scouts& p) {
   over_tasks<Worker>(p, tasks, [&](Worker& worker, int64_t task) {
     worker.backward_mass(task, &d_masses[task % p.of.heads * K], parts[task]);
   });
-  add_up(parts, 1, p.of, p.d_vectors);
+  add_up(parts, 1, p.of);
 }

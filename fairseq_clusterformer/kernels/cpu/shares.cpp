@@ -5,12 +5,12 @@
 
 #include "scores.h"
 
-// Absent tensors have no data. Tensors are [batch, heads, tokens] and, of d_x, E; `clusters` has
-// `probes` of these one after the other.
+// Absent tensors have no data. Tensors are [batch, heads, tokens]; `clusters` has `probes` of these
+// one after the other.
 DECLARE(Shares,
   Scores of;
-  Tensor log_weights, explored, clusters, log_share, log_total, d_log_share, d_x;
-  NUMBER *log_mass, *sizes, *d_vectors;  // [heads, K] or none, [heads, K], [heads, K, E]
+  Tensor log_weights, explored, clusters, log_share, log_total, d_log_share;
+  NUMBER *log_mass, *sizes;  // [heads, K] or none, [heads, K]
   int64_t probes, probe_stride, threads;
   double tie;  // see largest_few
 )
@@ -62,10 +62,8 @@ struct Strips : Strip {
     // Further clusters: the one that was chosen before is taken out.
     for (int64_t probe = 1; probe < p.probes; probe++) {
       for (int i = 0; i < Q; i++) scores[chosen[i] * Q + i] = -INF;
-      for (int c = 0; c < 2; c++) {
-        tops[c] = V{} - INF;
-        for (int64_t k = 0; k < K; k++) tops[c] = max(vec(scores + k * Q + c * L), tops[c]);
-      }
+      tops[0] = tops[1] = V{} - INF;
+      each_score([&](int64_t, int c, V x) { tops[c] = max(x, tops[c]); });
       choose(tops, magnitude, chosen);
       for (int i = 0; i < there; i++)
         p.clusters.at<int64_t>(row, head, slot + i)[probe * p.probe_stride] = chosen[i];
@@ -74,15 +72,10 @@ struct Strips : Strip {
 
   // The log of the softmax over clusters, of each token's own.
   void share(int64_t slot, int there, const V (&tops)[2], const Int* own) {
-    alignas(64) T sums[Q], largest[Q];
-    for (int c = 0; c < 2; c++) {
-      V sum = {};
-      for (int64_t k = 0; k < K; k++)
-        sum += exp2((vec(scores + k * Q + c * L) - tops[c]) * T(LOG2_E));
-      vec(sums + c * L) = sum, vec(largest + c * L) = tops[c];
-    }
+    V sums[2] = {};
+    each_score([&](int64_t, int c, V x) { sums[c] += exp2((x - tops[c]) * T(LOG2_E)); });
     for (int i = 0; i < there; i++) {
-      T total = std::log(sums[i]) + largest[i];
+      T total = std::log(sums[i / L][i % L]) + tops[i / L][i % L];
       bool drawn = p.explored.data && *p.explored.at<int64_t>(row, head, slot + i) >= 0;
       *p.log_total.at<T>(row, head, slot + i) = total;
       *p.log_share.at<T>(row, head, slot + i) = drawn ? 0 : scores[own[i] * Q + i] - total;
@@ -117,16 +110,12 @@ struct Strips : Strip {
       gradients[i] = real[i] ? *p.d_log_share.at<T>(row, head, slot + i) : 0;
     }
     // of s_own - log(sum of exp(s)): 1 at the own cluster, less each cluster's share
-    for (int64_t k = 0; k < K; k++)
-      for (int c = 0; c < 2; c++) {
-        V& score = vec(scores + k * Q + c * L);
-        score = exp2((score - vec(totals + c * L)) * T(LOG2_E)) * -vec(gradients + c * L);
-      }
+    each_score([&](int64_t, int c, V& x) {
+      x = exp2((x - vec(totals + c * L)) * T(LOG2_E)) * -vec(gradients + c * L);
+    });
     for (int i = 0; i < there; i++)
       scores[*p.clusters.at<int64_t>(row, head, slot + i) * Q + i] += gradients[i];
-    Strip::backward(d_vectors, [&](int64_t token, const T* gradient) {
-      std::copy_n(gradient, E, p.d_x.at<T>(row, head, token));
-    });
+    Strip::backward(d_vectors);
   }
 };
 
@@ -134,9 +123,8 @@ struct Strips : Strip {
 template <class F>
 void over_strips(const Shares& p, const Tasks& tasks, F f) {
   over_tasks<Strips>(p, tasks.count, [&](Strips& strips, int64_t task) {
-    int64_t both = task / tasks.segments;
-    strips.begin(both / p.of.heads, both % p.of.heads);
-    tasks.over_tiles(task % tasks.segments, [&](int64_t tile) {
+    strips.begin(task / tasks.segments);
+    tasks.over_tiles(task, [&](int64_t tile) {
       for (int64_t slot = tile; slot < std::min(tile + TILE, p.of.length); slot += Q)
         f(strips, task, slot);
     });
@@ -181,5 +169,5 @@ extern "C" void run_shares_backward(const Shares& p) {
   over_strips(p, tasks, [&](Strips& strips, int64_t task, int64_t slot) {
     strips.backward(slot, parts[task]);
   });
-  add_up(parts, tasks.segments, p.of, p.d_vectors);
+  add_up(parts, tasks.segments, p.of);
 }

@@ -214,9 +214,9 @@ struct Tasks {
   }
   // Calls f(first slot) for the tiles of a task.
   template <class F>
-  void over_tiles(int64_t segment, F f) const {
-    int64_t end = std::min(tiles, (segment + 1) * per_segment);
-    for (int64_t tile = segment * per_segment; tile < end; tile++) f(tile * TILE);
+  void over_tiles(int64_t task, F f) const {
+    const int64_t first = task % segments * per_segment, end = std::min(tiles, first + per_segment);
+    for (int64_t tile = first; tile < end; tile++) f(tile * TILE);
   }
 };
 
