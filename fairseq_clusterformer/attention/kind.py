@@ -50,9 +50,8 @@ class Traits:
 
 @dataclass(frozen=True)
 class Rule(Traits):
-    """Which keys a query of any kind sees: W by its cluster, its own included; besides them sinks,
-    and with a gap of G the G - 1 keys that are nearer. What is not causal sees W on either side,
-    and its own."""
+    """Which keys a query sees: W by its cluster, its own included (not causal: W on either side of
+    it); besides them sinks, and with a gap of G the G - 1 keys that are nearer."""
 
     clusters: int = 1
     causal: bool = True  # a query sees no later token
@@ -228,8 +227,7 @@ class Kind(nn.Module, ABC):
     @abstractmethod
     def assign(self, tokens: Tokens, state: State) -> tuple[Assignment, State]:
         """Assign the tokens of a batch, or one or more tokens behind those that made the state,
-        which is empty at first. Returns the assignment, and the state for the next tokens: tensors
-        with the batch first."""
+        which is empty at first. Returns the assignment, and the next state, the batch first."""
 
     def sight(self, text: Text, assignment: Assignment) -> Sight:
         """What each query of a text sees, sinks apart: by the rule "recent" the latest keys of its
@@ -304,14 +302,12 @@ class Kind(nn.Module, ABC):
         return seen._replace(text=text, sight=sight)
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
-        """The values that several tokens attended to [B, H, N, E], and the report: where a kind
-        teaches by them."""
+        """What several tokens attended to [B, H, N, E], by which kinds may teach, and a report."""
         return out, seen.assignment.report
 
     def _check(self, tokens: Tokens, assignment: Assignment) -> None:
         """Clusters that the kind does not have would show keys of others, or memory that is no
-        key. On CUDA, which is not waited for, and in a graph of ``torch.compile`` the error is
-        torch's assertion."""
+        key. On CUDA, which is not waited for, and in a compiled graph it is torch's assertion."""
         for found in assignment.rounds:
             for clusters in filter(lambda t: t is not None, (*found.queries, found.keys)):
                 count = self.rule.clusters + (self.rule.drops_keys and clusters is found.keys)

@@ -112,8 +112,7 @@ def apart(layouts: Iterable[Layout], rounds: int) -> Iterator[Layout]:
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:
     """Each query sees so many first tokens of its document that stand before it; a query that is
-    one of them may see itself, too. Positions are those in documents, int64 [1 or B, N]. Padding
-    of the batch is not seen."""
+    one of them may see itself, too; padding is not seen. Positions are int64 [1 or B, N]."""
     order = None
     if batch.padding_mask is not None:
         order = batch.real_first.unsqueeze(1)

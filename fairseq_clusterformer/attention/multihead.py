@@ -74,8 +74,7 @@ class MultiheadAttention(ProjectedHeads):
     def forward(
         self, x: Tensor, batch: Batch | Tensor | None = None, centroids: Tensor | None = None
     ) -> tuple[Tensor, list[Report]]:
-        """See :meth:`following`, without a past. Returns the output [B, N, D], and a report for
-        each kind."""
+        """:meth:`following` without a past: the output [B, N, D], and a report for each kind."""
         out, _, reports = self.following(x, None, batch, centroids, reported=True)
         return out, reports
 
@@ -87,8 +86,7 @@ class MultiheadAttention(ProjectedHeads):
     def step(
         self, x: Tensor, past: Past | None = None, batch: Batch | Tensor | None = None
     ) -> tuple[Tensor, Past]:
-        """See :meth:`following`; without gradients or reports, and from an empty past if there is
-        none."""
+        """:meth:`following` without gradients or reports; ``past``: None: an empty one."""
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             return self.following(x, Past() if past is None else past, batch)[:2]
 
@@ -158,8 +156,7 @@ class MultiheadAttention(ProjectedHeads):
     def _attend(
         self, i: int, heads: Projected, batch: Batch, stores: Stores | None, given: dict[str, Any]
     ) -> tuple[Tensor, Stores | None, Report]:
-        """Of a kind: values that its heads attend to, its stores and its report; ``given``: of
-        :class:`Tokens`."""
+        """Of a kind: its heads' values, its stores, its report; ``given``: of :class:`Tokens`."""
         router = self.routers[i]
         if batch.documents is not None and not router.by_tokens:  # each document as a row
             if given["centroids"] is not None and router.rule.needs_centroids:

@@ -32,8 +32,7 @@ _TYPES = {
 
 
 class OptionError(ValueError):
-    """An option's value that is not allowed: the ``name`` of its field in its dataclass, and the
-    ``text`` without the name."""
+    """A value that is not allowed: the ``name`` of its field, the ``text`` without the name."""
 
     written = ""  # how a spec names the kind of which it is an option, where that is known
 

@@ -115,8 +115,7 @@ class Rings(Kept):
         seen[written] = rank + 1 if skipped is None else rank + ~skipped
 
     def look(self, read: Tensor, latest: Tensor | None) -> Entries:
-        """What a query sees of rings int64 [B, Q, L, P]: all, or so many of the latest keys, int64
-        [1 or B, 1]."""
+        """What a query sees of rings int64 [B, Q, L, P]: all, or the ``latest`` [1 or B, 1]."""
         slots = min(self.steps, self.kept.size(-2))
         kept, stored, hidden = self.kept.narrow(-2, 0, slots), self.steps, None
         if self.seen is not None or latest is not None:

@@ -132,8 +132,7 @@ class ShortConvolution(nn.Module):
 
 
 def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:
-    """Tokens x [B, N, C] and those around them, weighed by taps [width, C] in their precision, of
-    which ``own`` is a token's own."""
+    """Tokens x [B, N, C] and those around, weighed by taps [width, C]; ``own``: a token's own."""
     out = x.to(taps.dtype) * taps[own]
     for tap, here, there, same in _pairs(x, taps, own, documents):
         weighed = x[:, there].to(taps.dtype)
@@ -144,8 +143,7 @@ def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> T
 def _pairs(
     x: Tensor, taps: Tensor, own: int, documents: Tensor | None
 ) -> Iterator[tuple[int, slice, slice, Tensor | None]]:
-    """Of each tap but a token's own: which tokens it weighs for which, and whether these are of
-    one document [B, n, 1]."""
+    """Of each tap but ``own``: for which tokens it weighs which; if of one document [B, n, 1]."""
     length = x.size(1)
     for tap in range(len(taps)):
         shift = tap - own  # of the token that is weighed

@@ -14,8 +14,7 @@ from ..precision import not_compiled
 
 
 def any_padding(padding_mask: Tensor) -> Tensor | None:
-    """The mask, or None if nothing is padding; always the mask where a graph is exported, which
-    cannot ask its inputs."""
+    """The mask, or None if nothing is padding, unless a graph is exported, which cannot ask."""
     return padding_mask if torch.compiler.is_exporting() or bool(padding_mask.any()) else None
 
 
@@ -137,8 +136,7 @@ class Tokens:
     positions: Tensor | None = None
     centroids: Tensor | None = None  # handed on by the layer before, [B, K, D]
     impl: str = "auto"  # of :func:`~fairseq_clusterformer.kernels.ranged_attention`
-    #: in decoding, or in a later segment of a text, real tokens of the document before these,
-    #: int64 [B, 1]
+    #: in decoding, or in a later segment, real tokens of the document before, int64 [B, 1]
     before: Tensor | None = None
     begins: Tensor | None = None  # rows in which a document begins in decoding, bool [B, 1]
     decoding: bool = False  # nobody reads a report
@@ -208,8 +206,7 @@ class Assignment:
 
     @classmethod
     def once(cls, queries: Tensor, keys: Tensor | None = None, **others: Any) -> "Assignment":
-        """By one clustering, each query to one cluster, int64 [B, G, N]; ``keys``: None, as the
-        queries."""
+        """By one clustering, each token to one cluster, int64 [B, G, N]; no keys: as queries."""
         return cls((Round((queries,), keys),), **others)
 
     @property

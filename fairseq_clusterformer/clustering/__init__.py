@@ -1,4 +1,5 @@
-"""Centroids: how they are learned, and how tokens are assigned to them."""
+"""Centroids: how they are learned, and how tokens are assigned to them. Shape letters in this
+folder: B batch, H heads, N tokens, D width, E head width, K clusters."""
 
 from .kmeans import KMeansClustering  # noqa: F401
 from .learner import AverageNormalizer, Learner  # noqa: F401

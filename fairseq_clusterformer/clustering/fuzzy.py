@@ -1,5 +1,4 @@
-"""Fuzzy clustering of a sequence, chunk by chunk: scores [B, N, K] never exist as a whole.
-Equations are CF22's. Shape letters: B batch, N tokens, D width, K clusters."""
+"""Fuzzy clustering (CF22) of a sequence, chunk by chunk: scores [B, N, K] never exist whole."""
 
 import math
 from collections.abc import Iterator
@@ -221,8 +220,7 @@ def chunks(x: Tensor, numbers: int) -> Iterator[slice]:
 def _scores(
     unit: Tensor, vectors: Tensor, temperature: float, padding_mask: Tensor | None, part: slice
 ) -> Tensor:
-    """The exponents s of eq. 2 of a chunk [B, n, K], from the scaled vectors of both; -inf at
-    padding."""
+    """The exponents s of eq. 2 of a chunk [B, n, K], by scaled vectors; -inf at padding."""
     # Not a matmul of [B, N, D] and [D, K]: its rounding depends on whether gradients are
     # recorded, and an activation checkpoint would assign another cluster the second time.
     by_row = vectors.dim() == 3

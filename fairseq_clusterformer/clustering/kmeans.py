@@ -1,7 +1,4 @@
-"""K-Means of hidden states from time to time (CF20 section 3.2).
-
-Shape letters: B batch, N tokens, D width, K clusters, M states of the memory bank.
-"""
+"""K-Means of hidden states from time to time (CF20 section 3.2). M: states of the memory bank."""
 
 import logging
 from collections import deque
@@ -156,9 +153,8 @@ def kmeans(
     start: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Centroids, float32 [K, D], on the CPU; the same in every run. Every vector takes part, and a
-    cluster may have a single one. A centroid that is nearest to nothing is split off the largest
-    cluster.
+    """Centroids, float32 [K, D], on the CPU; the same in every run. Every vector takes part. A
+    centroid that is nearest to nothing is split off the largest cluster.
 
     Args:
         vectors: float32 [n, D], n >= K, on the CPU; of length 1 if ``spherical``, by cosine.

@@ -1,5 +1,4 @@
-"""What learns from data other than by gradient. Shape letters: B batch, H heads, N tokens, E head
-width, K clusters."""
+"""What learns from data other than by gradient."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,8 +17,7 @@ class Learner(Float32Buffers, ABC):
     over, and :meth:`commit` applies it before the next update. In between, each worker is given
     what all have observed."""
 
-    #: whether :meth:`take` and :meth:`observe` exchange observations; else each worker keeps its
-    #: own, or there are none
+    #: whether workers exchange observations; else each keeps its own, or there are none
     exchanges = True
 
     @abstractmethod

@@ -1,5 +1,4 @@
-"""Neural clustering (CF22 section 3.1, which has the equations): fuzzy centroids that are learned
-with the task. Shape letters: B batch, N tokens, D width, K clusters."""
+"""Neural clustering (CF22 section 3.1): fuzzy centroids that are learned with the task."""
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,7 @@ from .report import Report, State, cluster_sizes
 
 class NeuralClustering(AverageNormalizer):
     """Assigns tokens to K centroids, and returns the losses that teach them, which alone do: the
-    argmax of eq. 4 carries no gradient. In float32 (float64 for a float64 model) whatever the
-    model's precision.
+    argmax of eq. 4 carries no gradient. In float32, or float64, in any precision of the model.
 
     Args:
         embed_dim, num_clusters: D and K.

@@ -1,6 +1,5 @@
 """Clusters of queries and of keys, and how sure each key is of its own, chunk by chunk, or on a
-CPU in C++. The backward pass gets a cluster and a number for each key, not scores [B, H, N, K].
-Shape letters: B batch, H heads, N tokens, E head width, K clusters."""
+CPU in C++. The backward pass gets a cluster and a number for each key, not scores [B, H, N, K]."""
 
 import math
 from collections.abc import Sequence
@@ -14,16 +13,14 @@ from ..precision import full_float32
 from .fuzzy import NORM_EPS, TIE, Similarity, chunks, largest_few
 from .report import cluster_sizes
 
-#: scores there are at least where C++ computes them, but in steps: for fewer, a build would take
-#: longer
+#: from how many scores on C++ computes them, but in steps: for fewer, a build takes longer
 CPP_FROM = 1 << 16
 
 
 class Scores(NamedTuple):
     """What scores [B, H, N, K] are made of, ``x . vector - offset`` of x that is scaled first. Of
     keys also what p(c) is made of, the share of each cluster: the softmax over clusters of a key's
-    scores less the log of each cluster's mass in this batch, times the probability that the key is
-    held."""
+    scores less the log of each cluster's mass in this batch, times how surely the key is held."""
 
     x: Tensor  # [B, H, N, E], anything at padding
     vectors: Tensor  # of the centroids, divided by the temperature [H, K, E]

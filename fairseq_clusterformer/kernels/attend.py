@@ -1,6 +1,5 @@
 """The functions that attend: which kernel does, its calls under one softmax, in autograd and as an
-operator for ``torch.compile``. Shape letters: B batch, H heads, G groups of them, N tokens, E head
-width."""
+operator for ``torch.compile``."""
 
 import logging
 from collections.abc import Sequence
@@ -25,9 +24,8 @@ FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an ob
 
 
 def chosen(impl: str, q: Tensor) -> str:
-    """The name of the implementation that attends q; "auto" takes the fastest on its device, or
-    blocks if that one has an obstacle, which is logged once. Raises ValueError: an unknown name,
-    or an obstacle."""
+    """The name of the implementation that attends q; of "auto" the fastest on its device, or
+    blocks if that has an obstacle, logged once. Raises ValueError: no such name; an obstacle."""
     if impl == "auto":
         impl = FASTEST.get(q.device.type, "blocks")
         if (found := KERNELS[impl].obstacle(q)) is None:
@@ -108,7 +106,7 @@ def joint_attention(
     computed_wide = wide or (q.is_cpu and (len(layouts) > 1 or own is not None))
     if torch.compiler.is_compiling() and impl != "reference":
         tensors, rest = _flat(calls, computed_wide)
-        out, lse = operator(*tensors[:5], _there(q, tensors[5:]), *rest, impl)
+        out, lse = operator(*tensors[:5], tensors[5:], *rest, impl)
     elif (kernel := _kernel(impl, q, computed_wide)).backward is None:
         out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
     else:
@@ -132,7 +130,7 @@ def largest(
     if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
     calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
-    found = _largest_logits(q, k, _there(q, _flat(calls, False)[0][5:]), number + 1)
+    found = _largest_logits(q, k, _flat(calls, False)[0][5:], number + 1)
     least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
     return None, None, least - (1 + least.abs()) * slack
 
@@ -156,18 +154,15 @@ _OF_LAYOUT = 2 + len(TENSORS)
 
 def _flat(calls: list[Call], wide: bool) -> tuple[list[Tensor | None], tuple]:
     """What calls that differ in their layouts alone consist of: tensors, and else the own key's
-    bias, dropout, and whether they are computed wide."""
-    own = calls[0].own
+    bias, dropout, and whether they are computed wide. What a layout has not is empty: autograd
+    does not look into a list with None in it."""
+    own, nothing = calls[0].own, calls[0].q.new_empty(0)
     bias, *of_own = (None, None, None) if own is None else own
     tensors = [*calls[0][:3], *of_own]
     for call in calls:
-        tensors += [call.key_bias, call.seed, *(getattr(call.layout, name) for name in TENSORS)]
+        found = call.key_bias, call.seed, *(getattr(call.layout, name) for name in TENSORS)
+        tensors += [nothing if x is None else x for x in found]
     return tensors, (bias, calls[0].dropout, wide)
-
-
-def _there(q: Tensor, tensors: list[Tensor | None]) -> list[Tensor]:
-    """What is absent is empty: autograd does not look into a list with None in it."""
-    return [q.new_empty(0) if tensor is None else tensor for tensor in tensors]
 
 
 def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
@@ -175,7 +170,7 @@ def _calls(tensors: Sequence[Tensor | None], rest: tuple) -> list[Call]:
     (q, k, v, *of_own), (own_bias, dropout, wide), calls = tensors[:5], rest, []
     for i in range(5, len(tensors), _OF_LAYOUT):
         of_layout = tensors[i : i + _OF_LAYOUT]
-        bias, seed, *found = (None if x is None or not x.numel() else x for x in of_layout)
+        bias, seed, *found = (x if x.numel() else None for x in of_layout)
         calls.append(Call(q, k, v, bias, seed, Layout(*found), dropout))
     if own_bias is not None:
         calls[0] = calls[0]._replace(own=Own(own_bias, *of_own))

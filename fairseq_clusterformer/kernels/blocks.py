@@ -182,8 +182,7 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> Gradients:
     plan, dtype, key_bias = _Plan(call), carry.lse.dtype, call.key_bias
-    # Where nothing is seen, the log-sum-exp's gradient may be NaN (of logaddexp, say): no key may
-    # learn of it.
+    # Where nothing is seen, d_lse may be NaN (of logaddexp, say): no key may learn of it.
     delta = (d_out.to(dtype) * carry.out.to(dtype)).sum(-1)
     nothing = torch.isinf(carry.lse)
     delta = (delta if d_lse is None else delta - d_lse).masked_fill_(nothing, 0.0)
@@ -215,8 +214,7 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
 
 
 def best(call: Call, number: int) -> Tensor:
-    """The largest logits that queries have by a call [B, H, N, number], at least float32; -inf
-    where they see fewer keys."""
+    """The largest logits of each query [B, H, N, number], at least float32; -inf: it has fewer."""
     plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
     q_tiles, (keys, _, *biases) = plan.to_slots(call.q, plan.queries), plan.of_keys()
     found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)

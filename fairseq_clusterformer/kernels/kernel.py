@@ -5,8 +5,6 @@ Several layouts, and each query's own key, share one softmax: a call goes on fro
 :class:`Carry` that the call before it returned. The backward pass of each call takes the carry of
 all: a weight is exp(logit - log-sum-exp), and the gradient of its logit is
 weight * (d_out . v - d_out . out), of the whole softmax.
-
-Shape letters: B batch, H heads, G groups of them, N tokens, M key slots, E head width.
 """
 
 import math
@@ -256,8 +254,7 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tensor]:
-    """What ``ranged_attention`` would return where each query sees its own key alone: its value,
-    and its logit [B, H, N]."""
+    """As ``ranged_attention`` where each query sees its own key alone: its value, its logit."""
     lse = _own_logits(q, k, own)
     if own.hidden is not None:
         v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)

@@ -12,8 +12,6 @@
 //
 // Several layouts share one softmax: the first call adds each query's own key, and each later one
 // goes on from what the call before it wrote, with those queries alone that its layout has.
-//
-// Shape letters as in simd.h.
 
 #include <atomic>
 #include <thread>
@@ -39,17 +37,13 @@ namespace {
 constexpr int CHUNK = 256;  // keys between two corrections of the online softmax
 constexpr int KEPT = 384;   // rows of keys that stay copied
 
-void prefetch(const T* row) {
-  for (int e = 0; e < E; e += 64 / sizeof(T)) __builtin_prefetch(row + e);
-}
-
 // Scattered rows that are read or written soon: asked for in small batches, spread over what is
 // computed, so that several misses of the TLB overlap.
 struct Ahead {
   const T* rows[8 * TILE];
   int count = 0, next = 0, at_once = 0;
   void step() {
-    for (int n = 0; n < at_once && next < count; n++) prefetch(rows[next++]);
+    for (int n = 0; n < at_once && next < count; n++) ask_for(rows[next++], E * sizeof(T));
   }
 };
 
@@ -479,7 +473,8 @@ struct Worker {
     alignas(64) static const T nothing[P] = {};
     for (int64_t slot = 0; slot < p.slots; slot++) {
       for (const Tensor* t : {&p.d_k, &p.d_v})
-        if (slot + L < p.slots) prefetch(t->at<T>(row, head, token(p.key_order, slot + L)));
+        if (slot + L < p.slots)
+          ask_for(t->at<T>(row, head, token(p.key_order, slot + L)), E * sizeof(T));
       const int64_t at = slot - sum.begin;
       const bool seen = at >= 0 && slot < used;  // else its gradients are 0
       write(token(p.key_order, slot), seen ? sum.keys() + at * P : nothing,

@@ -35,8 +35,7 @@ _LOADED: dict[tuple[torch.dtype, int, str], _Loaded] = {}
 
 
 class _Tensor(ctypes.Structure):
-    """``Tensor`` of simd.h: where a tensor [B or 1, H or 1, ...] begins, and three strides. A
-    dimension of size 1 is broadcast."""
+    """``Tensor`` of simd.h: of [B or 1, H or 1, ...]. A dimension of size 1 is broadcast."""
 
     _fields_ = [("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
 

@@ -46,6 +46,12 @@ constexpr double LOG2_E = 1.4426950408889634, LN_2 = 0.6931471805599453;
 
 int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// Memory that is read or written soon.
+inline void ask_for(const void* row, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64)
+    __builtin_prefetch(static_cast<const char*>(row) + line);
+}
+
 // Calls f(number of rows, first row) for groups of R rows, then for one of what is left.
 template <int R, class F>
 inline void in_groups(int64_t begin, int64_t end, F f) {

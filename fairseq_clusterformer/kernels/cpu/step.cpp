@@ -57,11 +57,6 @@ T product(const T* a, const T* b) {
   return total;
 }
 
-void ask_for(const void* row, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64)
-    __builtin_prefetch(static_cast<const char*>(row) + line);
-}
-
 // A row in 8 bits; returns what they are multiplied by.
 template <class X>
 T round_row(const T* row, X* to) {

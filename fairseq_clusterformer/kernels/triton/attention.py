@@ -36,8 +36,7 @@ from .launch import (
     store_rows,
 )
 
-# Query slots, and key slots, that are looked at together to find out who sees whom; SPAN divides
-# every BLOCK_N below.
+# Query slots, and key slots, looked at together for who sees whom; SPAN divides every BLOCK_N.
 TILE, SPAN = 64, 32
 
 

@@ -3,7 +3,7 @@ and the logits of a tile.
 
 Logits are in units of log 2, as the hardware's exponential is. A tile of queries, or of keys, is
 the place of its tokens, (row, head, token, whether it is used), and its slots; of queries, their
-ranges too. Shape letters: B batch, H heads, N tokens, M key slots, E head width.
+ranges too.
 """
 
 from collections import namedtuple
@@ -199,8 +199,7 @@ def products(
 
 @triton.jit
 def logits_of(inner, of, queries, keys, length, WIDTH: tl.constexpr, QUERIES: tl.constexpr):
-    """Logits of a tile, -inf where a key is not seen, from inner products: queries along the axis
-    QUERIES, keys along the other."""
+    """Logits of a tile, -inf where a key is not seen, by inner products; QUERIES: their axis."""
     KEYS: tl.constexpr = 1 - QUERIES
     SCALE: tl.constexpr = WIDTH**-0.5 * LOG2_E
     asks, _, low, high = queries
