@@ -167,9 +167,7 @@ class _FuzzyClusters(torch.autograd.Function):
             d_unit = torch.matmul(d_scores, vectors)
             d_chunk = ctx.similarity.backward(d_unit, unit, scale)
             d_keys[:, part] = d_chunk.baddbmm_(weights, d_updated)
-        if vectors.dim() == 2:
-            d_vectors = d_vectors.sum(0)
-        return d_keys, d_vectors, None, None, None, None, None
+        return d_keys, d_vectors.sum_to_size(vectors.shape), None, None, None, None, None
 
 
 class ClusterSums(torch.autograd.Function):

@@ -139,33 +139,31 @@ class _Plan:
             found.append(bias.to(torch.promote_types(call.q.dtype, torch.float32)))
         return [self.to_slots(x, self.keys) for x in found]
 
-
-def _logits(
-    plan: _Plan, queries: Tensor, hidden: Tensor, q: Tensor, k: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """Logits of a group in units of log 2 [c * h, T, num_tiles * T], -inf where a key is not seen;
-    queries [c * h, T, E], keys [c * h, num_tiles * T, E], biases [c * h * num_tiles, T, 1]."""
-    logits = torch.bmm(q * (LOG2_E / math.sqrt(q.size(-1))), k.mT)
-    if bias is not None:  # the same for each query
-        logits.add_(bias.view(len(q), 1, -1), alpha=LOG2_E)
-    by_head = logits.view(len(hidden), -1, *hidden.shape[2:])
-    by_head.masked_fill_(hidden, -math.inf)
-    if plan.least is not None:
-        least = plan.least.index_select(0, queries) * LOG2_E
-        logits.masked_fill_(logits < least, -math.inf)
-    return logits
+    def logits(self, q_tiles: Tensor, tiles: list[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
+        """As :meth:`groups`, the numbers of tiles and what dropout multiplies by; and queries
+        [c * h, T, E], keys and values [c * h, n * T, E] of these tiles, in at least float32, and
+        logits in units of log 2 [c * h, T, n * T], -inf where a key is not seen."""
+        dtype = torch.promote_types(q_tiles.dtype, torch.float32)
+        for queries, keys, hidden, kept in self.groups():
+            q = q_tiles.index_select(0, queries).to(dtype)
+            k, v, *bias = (x.index_select(0, keys).to(dtype) for x in tiles)
+            k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
+            logits = torch.bmm(q * (LOG2_E / math.sqrt(q.size(-1))), k.mT)
+            if bias:  # the same for each query
+                logits.add_(bias[0].view(len(q), 1, -1), alpha=LOG2_E)
+            by_head = logits.view(len(hidden), -1, *hidden.shape[2:])
+            by_head.masked_fill_(hidden, -math.inf)
+            if self.least is not None:
+                least = self.least.index_select(0, queries) * LOG2_E
+                logits.masked_fill_(logits < least, -math.inf)
+            yield queries, keys, kept, q, k, v, logits
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
     plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
     q_tiles = plan.to_slots(call.q, plan.queries)
-    keys = plan.of_keys()
     lse_tiles = q_tiles.new_empty(*q_tiles.shape[:2], 1, dtype=dtype)
-    for queries, seen, hidden, kept in plan.groups():
-        q = q_tiles.index_select(0, queries).to(dtype)
-        k, v, *of_group = (x.index_select(0, seen).to(dtype) for x in keys)
-        k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(plan, queries, hidden, q, k, *of_group)
+    for queries, _, kept, _, _, v, weights in plan.logits(q_tiles, plan.of_keys()):
         peak = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(dtype).min)
         weights.sub_(peak).exp2_()  # a tile sees all its keys at once: no online softmax
         total = weights.sum(-1, keepdim=True)
@@ -192,11 +190,9 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
     keys = plan.of_keys()
     d_q, d_keys = torch.empty_like(q_tiles), [torch.zeros_like(x, dtype=dtype) for x in keys]
     scale = call.q.size(-1) ** -0.5
-    for queries, seen, hidden, kept in plan.groups():
-        q, d_out, lse, delta = (x.index_select(0, queries).to(dtype) for x in (q_tiles, *others))
-        k, v, *bias = (x.index_select(0, seen).to(dtype) for x in keys)
-        k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
-        weights = _logits(plan, queries, hidden, q, k, *bias).sub_(lse).exp2_()
+    for queries, seen, kept, q, k, v, weights in plan.logits(q_tiles, keys):
+        d_out, lse, delta = (x.index_select(0, queries).to(dtype) for x in others)
+        weights.sub_(lse).exp2_()
         d_weights, dropped = torch.bmm(d_out, v.mT), weights
         if kept is not None:
             d_weights, dropped = d_weights.mul_(kept), weights * kept
@@ -204,7 +200,7 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
         d_logits = d_weights.sub_(delta).mul_(weights)
         d_q[queries] = torch.bmm(d_logits, k).mul_(scale).to(d_q.dtype)
         found = [torch.bmm(d_logits.mT, q).mul_(scale), torch.bmm(dropped.mT, d_out)]
-        found += [d_logits.sum(1)] if bias else []
+        found += [d_logits.sum(1)] if len(keys) > 2 else []
         for to, x in zip(d_keys, found, strict=True):  # several query tiles see a key tile
             to.index_add_(0, seen, x.view(-1, *to.shape[1:]))
     d_q = plan.to_tokens(d_q, plan.queries)
@@ -216,12 +212,9 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
 def best(call: Call, number: int) -> Tensor:
     """The largest logits of each query [B, H, N, number], at least float32; -inf: it has fewer."""
     plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
-    q_tiles, (keys, _, *biases) = plan.to_slots(call.q, plan.queries), plan.of_keys()
+    q_tiles = plan.to_slots(call.q, plan.queries)
     found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)
-    for queries, seen, hidden, _ in plan.groups():
-        q = q_tiles.index_select(0, queries).to(dtype)
-        k, *bias = (x.index_select(0, seen).to(dtype) for x in (keys, *biases))
-        logits = _logits(plan, queries, hidden, q, k.view(len(q), -1, k.size(-1)), *bias)
+    for queries, *_, logits in plan.logits(q_tiles, plan.of_keys()):
         most = min(number, logits.size(-1))
         found[queries, :, :most] = logits.topk(most).values.div_(LOG2_E)
     return plan.to_tokens(found, plan.queries)
