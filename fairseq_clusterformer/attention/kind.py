@@ -231,8 +231,7 @@ class Kind(nn.Module, ABC):
 
     def sight(self, text: Text, assignment: Assignment) -> Sight:
         """What each query of a text sees, sinks apart: by the rule "recent" the latest keys of its
-        cluster that are ``gap`` tokens back or more, and those that are nearer by position; not
-        causal: on either side."""
+        cluster ``gap`` tokens back or more, and nearer ones by position (see :class:`Rule`)."""
         rule = self.rule
         if rule.name != "recent":
             return self.chunks(text, assignment)

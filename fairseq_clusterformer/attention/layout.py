@@ -24,10 +24,8 @@ def window_layouts(
             return recent_layouts(alike, 1, window, causal=causal, batch=batch)
         slot = torch.arange(length, device=device).view(1, 1, length)
         reach = length if window is None else window
-        if causal:
-            return (Layout(lo=(slot - reach + 1).clamp(min=0), hi=slot + 1),)
-        lo, hi = (slot - reach).clamp(min=0), (slot + reach + 1).clamp(max=length)
-        return (Layout(lo, hi),)
+        hi = slot + 1 if causal else (slot + reach + 1).clamp(max=length)
+        return (Layout((slot - reach + causal).clamp(min=0), hi),)
 
     return batch.cached(("window", window, causal), make)
 
@@ -197,9 +195,8 @@ def top_layout(
     clusters: Tensor, similarity: Tensor, *, padding_mask: Tensor | None = None
 ) -> Layout:
     """Top rule (Routing Transformer): a query sees the 2 ceil(n / K) keys that are most similar to
-    the centroid of its cluster, wherever they stand; n is the row's number of real tokens. Of the
-    nearest cluster of each query, int64 [B, G, N] in [0, K), and the similarity of keys and
-    centroids [B, G, N, K].
+    the centroid of its cluster, wherever they stand; n is the row's number of real tokens. Of each
+    query's nearest cluster [B, G, N], and similarities of keys and centroids [B, G, N, K].
 
     In the paper they are n / K: twice as many are what a query sees by the chunk rule with as many
     clusters. There a cluster has its most similar queries as well: some are in several clusters,

@@ -20,8 +20,7 @@ NORM_EPS = 1e-12  # as in torch.nn.functional.normalize
 
 
 class Similarity(NamedTuple):
-    """phi, as inner products of vectors that are scaled first: "dot" (the paper's), "scaled-dot"
-    (divided by sqrt(D)) or "cosine"."""
+    """phi, as inner products of scaled vectors: "dot", "scaled-dot" (by sqrt(D)) or "cosine"."""
 
     kind: str
 

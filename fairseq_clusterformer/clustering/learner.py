@@ -13,9 +13,8 @@ from .report import cluster_sizes
 
 class Learner(Float32Buffers, ABC):
     """It stays as it is while a batch runs, or activation checkpointing would compute the batch
-    twice in different ways: :meth:`observe` stores what the batch holds, once the forward pass is
-    over, and :meth:`commit` applies it before the next update. In between, each worker is given
-    what all have observed."""
+    twice in different ways: :meth:`observe` stores what it holds, once the forward pass is over,
+    and :meth:`commit` applies it before the next update, given what all workers observed."""
 
     #: whether workers exchange observations; else each keeps its own, or there are none
     exchanges = True

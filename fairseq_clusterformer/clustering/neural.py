@@ -57,10 +57,9 @@ class NeuralClustering(AverageNormalizer):
         In evaluation without gradients nothing is computed that only teaches: the report has the
         cluster sizes alone, and the updated centroids if they are handed on.
 
-        ``padding_mask``, bool [B, N], is True where a token is padding; ``centroids`` [B, K, D]
-        are used instead of this module's own, and needed if it owns none; ``state`` is what was
-        returned for the tokens before (None or empty: there are none). Without ``reports`` the
-        report is empty."""
+        ``padding_mask``, bool [B, N], is True at padding; ``centroids`` [B, K, D] replace the
+        module's own, and are needed if it owns none; ``state`` is what was returned for the tokens
+        before (None or empty: there are none). Without ``reports`` the report is empty."""
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
         # An activation checkpoint trains without gradients at first.

@@ -218,9 +218,8 @@ class _LogShares(torch.autograd.Function):
 
 def _assign(scores: Scores, impl: str, *, counted: bool = True, mass: bool = True, **how) -> Found:
     """By C++ or by torch. ``counted``, ``mass`` and ``shares``: whether sizes, masses and shares
-    are wanted; ``probes``: how many clusters of each token; ``explored``: the cluster that was
-    drawn instead, -1 for none, int64 [B, H, N]; ``log_weights``: log of how much each token counts
-    in the mass [B, H, N]."""
+    are wanted; ``probes``: clusters of each token; ``explored``: that which was drawn instead, -1
+    for none, int64 [B, H, N]; ``log_weights``: of each token in the mass [B, H, N]."""
     given = scores.for_cpp(impl)
     found = _in_cpp(given, mass, **how) if given else _by_torch(scores, counted, mass, **how)
     return found._replace(log_mass=found.log_mass + scores.offsets) if mass else found

@@ -147,8 +147,7 @@ def _widened(calls: list[Call], wide: bool) -> list[Call]:
     return [call._replace(q=q, k=k, v=v) for call in calls]
 
 
-# q, k, v, two of the own key, and of each layout, one after the other: a bias, a seed, and the
-# layout's tensors.
+# q, k, v, two of the own key, and of each layout a bias, a seed, and the layout's tensors.
 _OF_LAYOUT = 2 + len(TENSORS)
 
 

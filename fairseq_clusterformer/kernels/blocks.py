@@ -22,8 +22,7 @@ from ..precision import at_least_float32
 from .kernel import LOG2_E, TENSORS, Call, Carry, Gradients, OneByOne
 
 TILE = 64  # slots, if the sequence is longer than that
-# Weights of one group of tiles, in numbers: 1M float32 fit a CPU's second-level cache; a GPU is
-# kept busy by larger groups.
+# Weights of a group of tiles, in numbers: those of a CPU's second-level cache; a GPU wants more.
 GROUP_NUMBERS_CPU, GROUP_NUMBERS_GPU = 1 << 20, 1 << 25
 
 

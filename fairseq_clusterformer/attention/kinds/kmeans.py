@@ -32,8 +32,7 @@ class KMeansOptions(IndexOptions):
 @register_attention("kmeans", KMeansOptions)
 class KMeans(Kind):
     """One clustering of the layer's input, shared by the heads; queries and keys alike. Rule
-    "chunk" (the paper's, for encoders): the tokens sorted by cluster and cut into chunks of W; a
-    query sees its own chunk."""
+    "chunk" (the paper's, for encoders): a query sees its chunk of W tokens, sorted by cluster."""
 
     @staticmethod
     def declare(options: KMeansOptions, shape: Shape) -> Traits:

@@ -237,8 +237,7 @@ struct Worker {
     return (I)(x >> 1) < kept_below ? V{} + kept_scale : V{};
   }
 
-  // Keys [begin, end), CHUNK or fewer: logits and their maximum, then weights and their sum, then
-  // what the weights add to the output.
+  // Keys [begin, end), CHUNK or fewer: logits, then weights, then what these add to the output.
   void attend(Strip& s, int64_t begin, int64_t end) {
     V tops[2] = {V{} + LOWEST, V{} + LOWEST};
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
@@ -403,8 +402,7 @@ struct Worker {
     for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
   }
 
-  // Its gradients: of q to the strip's sum, of its key and value to memory, where `store` adds
-  // those of the ranges.
+  // Its gradients: of q to the strip's sum, of key and value to memory, to which `store` adds.
   void see_own_backward(Strip& s, int i, int64_t at) {
     alignas(64) T key[P] = {}, value[P] = {};
     read(key, p.k, at), read(value, p.v, at);

@@ -97,8 +97,7 @@ _TYPES = {"int64_t": ctypes.c_int64, "double": ctypes.c_double, "Tensor": _Tenso
 
 
 def _fields(library: ctypes.CDLL, struct: str) -> list[tuple[str, type]]:
-    """Of a struct by DECLARE of simd.h: pointers, and what ``_TYPES`` names. Those of a struct in
-    it count as its own."""
+    """Of a struct by DECLARE of simd.h: pointers, what ``_TYPES`` names, and a struct's in it."""
     declared = getattr(library, f"declared_{struct}")
     declared.restype = ctypes.c_char_p
     fields = []

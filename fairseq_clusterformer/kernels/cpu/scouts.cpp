@@ -16,8 +16,8 @@
 
 #include "scores.h"
 
-// Absent tensors have no data. Heads are those of queries, but of
-// what `of` scores, `log_held` and their gradients. The masses' logs are `of.offsets`.
+// Heads are those of queries, but of what `of` scores, `log_held` and their gradients. The masses'
+// logs are `of.offsets`.
 DECLARE(Scouts,
   Scores of;
   Tensor q, shares;               // of scouts, [batch, heads, S, W] and [batch, heads, S, K]
@@ -94,8 +94,7 @@ struct Worker : Strip {
       held[i] = !real[i] ? 0 : p.log_held.data ? std::exp(*p.log_held.at<T>(row, head, tokens[i])) : 1;
   }
 
-  // Calls f(number of scouts, first scout, logits) for groups of scouts of which one sees a key of
-  // the strip; logits are in units of log 2.
+  // Calls f(number of scouts, first scout, logits in units of log 2) for groups that see the strip.
   template <class F>
   void over_scouts(int64_t slot, F f) {
     for (int64_t group = 0; group < sharing; group++) {

@@ -105,8 +105,7 @@ def place_of(tiles, heads):
 
 @triton.jit
 def load_index(x, b, h, place, size):
-    """Numbers int64 at those places of a row of that size; the places themselves without a
-    tensor. 0 beyond the end."""
+    """Numbers int64 at those places of a row of that size (no x: the places); 0 beyond it."""
     if x is None:
         number = tl.where(place < size, place, 0).to(tl.int64)
     else:

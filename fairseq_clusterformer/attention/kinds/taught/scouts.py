@@ -74,9 +74,8 @@ def draw_scouts(
     number: int, heads: int, x: Tensor, padding_mask: Tensor | None, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """That many real tokens of each row and head, or as many as there are or `share` allows,
-    drawn by torch's generator of the device: an activation checkpoint draws the same. x [B, N,
-    ...] says the length; `share`, of a row's real tokens, allows one at least. Returns ``queries``
-    and ``places`` of :class:`Scouts`."""
+    drawn by torch's generator of the device: an activation checkpoint draws the same. x is [B, N,
+    ...]; `share`, of a row's real tokens, allows one at least. Returns queries and places."""
     batch, length = x.shape[:2]
     number = min(number, max(1, int(share * length)))
     if padding_mask is None and number == length:
@@ -202,9 +201,8 @@ def routing_loss(gain: Gain) -> Tensor:
 class Weighed(torch.autograd.Function):
     """The same values and nats of a :class:`Gain`, but backward a scout's gain counts by how much
     the task's loss depends on what it attends to: by the norm of the gradient there, over the mean
-    of the batch's scouts of its head. What nobody needs, attention to noise by noise, then teaches
-    nothing. Where a head gets no gradient, or not in the same backward pass, all its scouts count
-    alike."""
+    of the batch's scouts of its head. Attention to noise by noise then teaches nothing. Where a
+    head gets no gradient, or not in the same backward pass, all its scouts count alike."""
 
     @staticmethod
     def forward(ctx, attended, nats, of, places):
