@@ -1,9 +1,6 @@
-"""What a kind of attention is: one function that assigns tokens to clusters, and its options.
-
-A kind never touches softmax: what its queries see follows from what it assigns and from its rule.
-
-Shape letters: L rounds of clustering, M kept keys, N new tokens, T = M + N.
-"""
+"""What a kind of attention is: one function that assigns tokens to clusters, and its options. It
+never touches softmax: what its queries see follows from what it assigns and from its rule. Shape
+letters: L rounds of clustering, M kept keys, N new tokens, T = M + N."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """What each kind computes, one token at a time: the specification that kernels, training and
-decoding are compared with. Of one text, in evaluation, without rotary or relative positions.
-
-Shape letters: P clusters that a query looks into.
-"""
+decoding are compared with. Of one text, in evaluation, without rotary or relative positions. P:
+clusters that a query looks into."""
 
 import math
 from typing import NamedTuple

@@ -1,11 +1,9 @@
 """What decoding keeps of the tokens before: a :class:`Past` for each layer, made of stores. A kind
 keeps the latest keys and values of each cluster, in rings: K * W keys however long the text, of
-which a step reads W. With a gap, a key waits in a window until it enters its ring.
-
-Shape letters: G groups of heads that share rings (1 or J), Q groups of queries that read the same
-of them, a multiple of G, L rounds (of hashing), K rings of a round, P of them that a query reads,
-C = 2 E (+ 1) numbers of an entry: key, bias if there are any, value.
-"""
+which a step reads W. With a gap, a key waits in a window until it enters its ring. Shape letters:
+G groups of heads that share rings (1 or J), Q groups of queries that read the same of them, a
+multiple of G, L rounds (of hashing), K rings of a round, P of them that a query reads, C = 2 E
+(+ 1) numbers of an entry: key, bias if there are any, value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace

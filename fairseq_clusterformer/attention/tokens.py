@@ -2,7 +2,7 @@
 Shape letters: D documents of all rows, M tokens of the longest one."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -168,8 +168,7 @@ class Tokens:
             return Batch(hidden, self.batch.documents), positions, before
 
         batch, positions, before = self.batch.cached(("behind", number), make)
-        how = {"begins": self.begins, "decoding": self.decoding}
-        return Tokens(self.x, None, batch, positions, self.centroids, self.impl, before, **how)
+        return replace(self, heads=None, batch=batch, positions=positions, before=before)
 
 
 class Round(NamedTuple):

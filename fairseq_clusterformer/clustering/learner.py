@@ -5,10 +5,9 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from ..precision import Float32Buffers, at_least_float32, full_float32
-from .report import cluster_sizes
 
 
 class Learner(Float32Buffers, ABC):
@@ -120,16 +119,14 @@ class SphericalMeans(Learner):
     @torch.no_grad()
     def sums(self, vectors: Tensor, clusters: Tensor, padding_mask: Tensor | None) -> Tensor:
         """Of each cluster's unit vectors over a batch, and their number, [H, K, E + 1]."""
-        heads, num_clusters, width = self.centroids.shape
-        unit = normalize(at_least_float32(vectors), dim=-1)
+        unit = pad(normalize(at_least_float32(vectors), dim=-1), (0, 1), value=1.0)
         if padding_mask is not None:
             unit = unit.masked_fill(padding_mask[:, None, :, None], 0.0)
-        sums = unit.new_zeros(heads * num_clusters, width)
-        first = num_clusters * torch.arange(heads, device=clusters.device)
-        index = clusters + first.unsqueeze(-1)
-        sums.index_add_(0, index.flatten(), unit.flatten(0, 2))
-        count = cluster_sizes(clusters, num_clusters, padding_mask).to(sums.dtype)
-        return torch.cat([sums.view(heads, num_clusters, width), count.unsqueeze(-1)], dim=-1)
+        sums = torch.zeros_like(self.pending, dtype=unit.dtype)
+        first = torch.arange(0, sums[..., 0].numel(), sums.size(1), device=clusters.device)
+        index = (clusters + first.unsqueeze(-1)).flatten()
+        sums.flatten(0, 1).index_add_(0, index, unit.flatten(0, 2))
+        return sums
 
     @torch.no_grad()
     def take(self) -> Tensor:

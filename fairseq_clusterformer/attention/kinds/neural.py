@@ -1,7 +1,5 @@
-"""Neural clustering attention (CF22): a query sees tokens of its own, learned cluster.
-
-The paper's eq. 2 is similarity dot at temperature 1, which may diverge; the default is not.
-"""
+"""Neural clustering attention (CF22): a query sees tokens of its own, learned cluster. The paper's
+eq. 2 is similarity dot at temperature 1, which may diverge; the default is not."""
 
 from dataclasses import dataclass
 

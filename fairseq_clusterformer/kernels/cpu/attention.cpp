@@ -156,7 +156,7 @@ struct Worker {
 
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
-    const int64_t used = count(p.num_queries, p.length), begins = slot;
+    const int64_t used = count(p.num_queries, p.length);
     s.begin = s.all_begin = 0, s.end = s.all_end = 0;
     bool any = false, all = true;  // whether any query sees a key by its range, and whether all do
     alignas(64) T out[P] = {};
@@ -184,6 +184,8 @@ struct Worker {
         s.all_end = any ? std::min(s.all_end, hi) : hi;
       }
       any |= sees, all &= sees;
+      // the softmax goes on from an output that was divided by its total
+      read(s.sum + i * P, p.out, from, p.adds && !backward && s.total[i] != 0, s.total[i]);
       // a slot without a token asks with 0, so that its logits stay finite
       read(s.q + i * P, p.q, from, (sees && slot < used) || own, scale);
       if (backward) {  // delta is out . d_out - d_lse, the term of the softmax's gradient
@@ -202,11 +204,6 @@ struct Worker {
     if (!all) s.all_begin = s.all_end = 0;  // some query sees nothing: mask every key
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
-    // The softmax goes on from an output that was divided by its total: multiply it again.
-    std::memset(s.sum, 0, Q * P * sizeof(T));
-    for (int i = 0; i < Q && p.adds && !backward; i++)
-      if (s.asks[i] && s.total[i] != 0)
-        read(s.sum + i * P, p.out, token(p.query_order, begins + i), true, s.total[i]);
   }
 
   // Adds the bias to the logits of R keys from `slot` on; -inf where a key is hidden.

@@ -1,14 +1,11 @@
 """Kernels in Triton: CUDA, or any machine under Triton's interpreter (``TRITON_INTERPRET=1``).
-
-Its modules are imported by the first call, since not every machine has Triton.
-"""
+Its modules are imported by the first call, since not every machine has Triton."""
 
 from torch import Tensor
 
 from ..kernel import Call, Gradients, OneByOne
 
-WIDEST = 256
-"""Width of the widest head that the kernels are made for."""
+WIDEST = 256  # width of the widest head that the kernels are made for
 
 
 class Triton(OneByOne):

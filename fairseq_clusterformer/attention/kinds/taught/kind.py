@@ -3,10 +3,8 @@
 Each head has routing projections of its own, which read the layer's input, or the head's queries
 and keys, detached, and learn by the loss of scouts alone (see ``scouts.py``). The task trains what
 is attended, and never what routes: its gradient would have to pass an argmax. (The indexer of
-DeepSeek-V3.2, 2025, is taught alike.)
-
-Shape letters: J heads of keys that have clusters of their own, R width of what routes.
-"""
+DeepSeek-V3.2, 2025, is taught alike.) J heads of keys have clusters of their own; R: width of what
+routes."""
 
 from dataclasses import dataclass, replace
 
@@ -186,10 +184,7 @@ class Taught(Kind):
             least = torch.where(found.tokens > 0, least * found.tokens, 0.0)
         observation = self.normalizer.observation(found.log_mass, found.tokens, least)
         report = Report(cluster_sizes=found.sizes, clusters=found.queries, observation=observation)
-        scouts = self._scouts(tokens, x, q, k, log_held) if self.training else None
-        if scouts is not None:
-            of_keys = scouts.keys._replace(offsets=found.log_mass)
-            scouts = scouts._replace(keys=of_keys)
+        scouts = self._scouts(tokens, x, q, k, log_held, found.log_mass)
         return Teaching(rounds, report=report, scouts=scouts), state
 
     def others(self, tokens: Tokens, assignment: Teaching) -> tuple[Other, ...]:
@@ -237,12 +232,12 @@ class Taught(Kind):
         return tuple([found.view(shape).transpose(1, 2) for found in both])
 
     def _scouts(
-        self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, log_held: Tensor | None
+        self, tokens: Tokens, x: Tensor, q: Tensor, k: Tensor, held: Tensor | None, mass: Tensor
     ) -> Scouts | None:
         number, share = self.options.scouts, self.options.scout_share
         if self.begins:
             number, share = tokens.x.size(1), 1.0
-        if number == 0 or not self.teaches:
+        if number == 0 or not (self.training and self.teaches):
             return None
         heads, mask = self.shape.num_heads, tokens.padding_mask
         queries, places = of_scouts.draw_scouts(number, heads, tokens.x, mask, share)
@@ -255,7 +250,8 @@ class Taught(Kind):
             x = at_least_float32(x).unflatten(0, (heads, -1))
             weight = self.query_proj.weight.to(x.dtype).unflatten(0, (heads, -1))
             q = (x @ weight.transpose(-1, -2)).unflatten(1, (len(places), -1)).transpose(0, 1)
-        return Scouts(queries, places, *self.shares(q, k, mask, log_held))
+        shares, keys = self.shares(q, k, mask, held)
+        return Scouts(queries, places, shares, keys._replace(offsets=mass))
 
     def shares(
         self, q: Tensor, k: Tensor, padding_mask: Tensor | None, log_held: Tensor | None = None
