@@ -1,9 +1,7 @@
-"""Which tokens see which: a file for each kind of attention, registered by name.
-
-Shape letters in this folder: B batch, N tokens, D model width, H heads (of a kind), J heads of
-keys and values, each for H / J queries, E head width, K clusters, W window, G groups of heads that
-are assigned apart (1, J or H); a file names those that it alone has.
-"""
+"""Which tokens see which: a file for each kind of attention, registered by name. Shape letters in
+this folder: B batch, N tokens, D model width, H heads (of a kind), J heads of keys and values, for
+H / J queries each, E head width, K clusters, W window, G groups of heads that are assigned apart
+(1, J or H); a file names those that it alone has."""
 
 from .heads import AttentionPlan, HeadForm  # noqa: F401
 from .kind import Kind, Other, Traits  # noqa: F401

@@ -1,6 +1,5 @@
 """What each kind computes, one token at a time: the specification that kernels, training and
-decoding are compared with. Of one text, in evaluation, without rotary or relative positions. P:
-clusters that a query looks into."""
+decoding are compared with. Of one text, in evaluation, without rotary or relative positions."""
 
 import math
 from typing import NamedTuple
@@ -31,8 +30,7 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None) -> Tensor:
-    """A layer's output [N, D] of x [N, D]; ``centroids``: handed on, [K, D]. Kinds are asked for
-    their clusters alone."""
+    """A layer's output [N, D] of x [N, D] by its clusters; ``centroids``: handed on, [K, D]."""
     outputs, size = [], layer.num_heads // len(layer.kinds)
     heads = layer.project(x.unsqueeze(0), Convolved(Batch()))
     of_all = [t[0].repeat_interleave(layer.num_heads // t.size(1), 0) for t in heads[1:4]]
@@ -107,8 +105,7 @@ def chunk(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]
 
 
 def top(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
-    """Routing Transformer: the keys nearest to the centroid of the query's cluster, twice as many
-    as K clusters would have."""
+    """Routing Transformer: the 2 N / K keys nearest to the centroid of the query's cluster."""
     centroid, number = head.router.means.centroids[head.number, looks[0]], len(of_keys)
     near = cosine_similarity(head.k, centroid.to(head.k), dim=-1)
     size = -(-number // head.router.rule.clusters)

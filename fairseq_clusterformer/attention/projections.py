@@ -1,5 +1,4 @@
-"""What may happen to queries, keys and values between their projections and the attention. Shape
-letters: C channels."""
+"""What may happen to queries, keys and values between projections and attention; C channels."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

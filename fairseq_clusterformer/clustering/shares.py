@@ -46,8 +46,7 @@ class Scores(NamedTuple):
         run(source, function, x.dtype, x.size(-1), **(given | values))
 
     def of(self, part: slice) -> tuple[Tensor, Tensor | float, Tensor]:
-        """Of a slice of tokens (0 at padding): vectors [B, H, n, E], what these were multiplied
-        by, and the scores [B, H, n, K]."""
+        """Of a slice: scaled vectors [B, H, n, E], 0 at padding, scales, scores [B, H, n, K]."""
         chunk = self.x[:, :, part].to(self.vectors.dtype)
         if self.padding_mask is not None:
             chunk = chunk.masked_fill(self.padding_mask[:, None, part, None], 0.0)

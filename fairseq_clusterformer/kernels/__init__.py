@@ -10,8 +10,7 @@
 The caller chooses one, or "auto". Each is a :class:`.kernel.Kernel`; one that cannot do what it is
 asked raises and names one that can. None falls back to another.
 
-Shape letters in this folder: B batch, H heads, G groups of them, N tokens, M key slots, E head
-width.
+Shape letters: B batch, H heads, G groups of them, N tokens, M key slots, E head width.
 """
 
 from .attend import KERNELS, chosen, joint_attention, largest, ranged_attention  # noqa: F401

@@ -1,5 +1,4 @@
-"""What the Triton kernels share: how a call is handed to them and read, which tiles they work in,
-and the logits of a tile.
+"""What the Triton kernels share: how a call is handed over and read, tiles, and their logits.
 
 Logits are in units of log 2, as the hardware's exponential is. A tile of queries, or of keys, is
 the place of its tokens, (row, head, token, whether it is used), and its slots; of queries, their

@@ -3,8 +3,7 @@
 Each head has routing projections of its own, which read the layer's input, or the head's queries
 and keys, detached, and learn by the loss of scouts alone (see ``scouts.py``). The task trains what
 is attended, and never what routes: its gradient would have to pass an argmax. (The indexer of
-DeepSeek-V3.2, 2025, is taught alike.) J heads of keys have clusters of their own; R: width of what
-routes."""
+DeepSeek-V3.2, 2025, is taught alike.) J heads of keys have clusters; R: width of what routes."""
 
 from dataclasses import dataclass, replace
 
