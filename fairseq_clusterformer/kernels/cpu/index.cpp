@@ -8,9 +8,13 @@
 
 #include "simd.h"
 
+#if defined(__AVX2__) && defined(__BMI2__)
+#include <immintrin.h>
+#endif
+
 DECLARE(Index,
   Tensor q, k, v, key_bias;   // [B, H, N, E], [B, 1 or H, N]; without v, no values are wanted
-  Tensor key_order;           // token at each key slot, [B, H, M]; what is behind ranges is not read
+  Tensor key_order;           // token at each key slot, [B, H, M]
   const int64_t *query_order, *lo, *hi;  // token at each query slot and its range, [B, H, R, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
   int64_t batch, heads, length, slots, ranges, number, threads;
@@ -19,7 +23,7 @@ DECLARE(Index,
 
 namespace {
 
-constexpr int64_t BLOCK = 512;  // tokens
+constexpr int64_t BLOCK = 128;  // tokens
 
 // A range of a query; its logits are those of all strips of keys that it has a part in.
 struct Pair {
@@ -30,32 +34,60 @@ struct Pair {
   T* at(int64_t slot) const { return logits + slot - begin(); }
 };
 
-// A number that as many logits as that are no smaller than: more where they are alike; -INF where
-// no more are finite.
-T least_of(const T* logits, int64_t count, int64_t number) {
-  auto count_if = [&](auto condition) {
-    I found = {};
-    for (int64_t i = 0; i < count; i += L) found -= condition(vec(logits + i));
-    Int total = 0;
-    for (int n = 0; n < L; n++) total += found[n];
-    return total;
+// The least of so many largest logits, of which `high` is one; -INF where there are no more. Behind
+// them is INF, up to a whole register.
+T least_of(const T* logits, int64_t count, int64_t number, T high) {
+  if (count <= number) return -INF;
+  const auto least_from = [&](T from) {
+    V least = V{} + INF;
+    for (int64_t i = 0; i < count; i += L) {
+      const V x = vec(logits + i), y = x < least ? x : least;
+      least = x < from ? least : y;
+    }
+    T found = least[0];
+    for (int n = 1; n < L; n++) found = std::min(found, least[n]);
+    return found;
   };
-  V lows = V{} + INF, highs = V{} - INF;
-  const Int finite = count_if([&](V x) {
-    const I is = x > V{} - INF;
-    const V y = is ? x : V{} + INF;
-    lows = y < lows ? y : lows, highs = max(x, highs);
-    return is;
-  });
-  if (finite <= number) return -INF;
-  T low = lows[0], high = highs[0];
-  for (int n = 1; n < L; n++) low = std::min(low, lows[n]), high = std::max(high, highs[n]);
+  T low = least_from(-INF);
   for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
-    const Int found = count_if([&](V x) { return x >= V{} + middle; });
-    if (found == number) return middle;
-    (found > number ? low : high) = middle;
+    Int found = 0;
+    for (int64_t i = 0; i < count; i++) found += logits[i] >= middle;
+    (found < number ? high : low) = middle;
+    if (found == number) break;
   }
-  return low;
+  return least_from(low);
+}
+
+// Writes `slot` and those behind it whose lanes are set, side by side; returns how many.
+inline Int append(I is, Int slot, Int* to) {
+#if defined(__AVX2__) && defined(__BMI2__)
+  if constexpr (L == 8 && sizeof(T) == 4) {
+    const int set = _mm256_movemask_ps((__m256)is);
+    const uint64_t bytes = _pdep_u64(set, 0x0101010101010101) * 0xFF;
+    const __m128i lanes = _mm_cvtsi64_si128(_pext_u64(0x0706050403020100, bytes));
+    const I found = (I)_mm256_cvtepu8_epi32(lanes) + slot;
+    std::memcpy(to, &found, sizeof(found));
+    return __builtin_popcount(set);
+  }
+#endif
+  Int count = 0;
+  for (int n = 0; n < L; n++) to[count] = slot + n, count -= is[n];
+  return count;
+}
+
+// What about so many logits are no smaller than, if they are normally distributed; and the peak.
+T guess_of(const T* logits, int64_t count, int64_t number, T& peak) {
+  V sums = {}, squares = {}, counts = {}, highs = V{} + LOWEST;
+  for (int64_t i = 0; i < count; i += L) {
+    const V all = vec(logits + i);
+    const I is = all > V{} - INF;
+    const V x = is ? all : V{};
+    sums += x, squares += x * x, counts += is ? V{} + 1 : V{}, highs = max(highs, all);
+  }
+  for (int n = 0; n < L; n++) peak = std::max(peak, highs[n]);
+  const T all = sum(counts), mean = sum(sums) / all, t = std::sqrt(2 * std::log(all / number));
+  const T deviation = std::sqrt(sum(squares) / all - mean * mean);
+  return mean + deviation * (t - (2.308f + 0.271f * t) / (1 + 0.992f * t + 0.045f * t * t));
 }
 
 struct Worker {
@@ -66,7 +98,7 @@ struct Worker {
   Buffer rows{Q * P};
   std::vector<Pair> pairs, sorted;
   std::vector<int64_t> places, bounds;  // bounds of each token, [N][R][2]
-  std::vector<int64_t> chosen;  // slots
+  std::vector<Int> chosen;  // slots
   std::unique_ptr<V[]> memory;  // the logits of a block, and of what a query sees
   int64_t room = 0;
 
@@ -107,8 +139,8 @@ struct Worker {
         pairs.push_back(pair), places[pair.lo + 1]++;
         count += pair.end() - pair.begin();
       }
-    if (count > room) {
-      room = count, memory.reset(new V[2 * count / L + 1]), chosen.resize(count + 1);
+    if (count > room || !memory) {
+      room = count, memory.reset(new V[2 * count / L + 2]), chosen.resize(count + L);
     }
     T* const logits = reinterpret_cast<T*>(memory.get());
     for (size_t i = 1; i < places.size(); i++) places[i] += places[i - 1];
@@ -157,26 +189,34 @@ struct Worker {
     }
   }
 
-  // What a query sees of the logits of its pairs, which stand side by side.
-  void choose(int64_t query, const Pair* pair, const Pair* end) {
-    T least = -INF, peak = LOWEST, total = 0;
+  // What a query sees of the logits of its pairs, which stand side by side. Few of them are looked
+  // at several times: those that are no smaller than a guess.
+  void choose(int64_t query, const Pair* first, const Pair* end) {
     T* weights = reinterpret_cast<T*>(memory.get()) + room;
-    if (pair != end) {
-      const int64_t count = end[-1].at(end[-1].end()) - pair->logits;
-      least = least_of(pair->logits, count, p.number);
+    T least = -INF, peak = LOWEST, total = 0;
+    const int64_t count = first < end ? end[-1].at(end[-1].end()) - first->logits : 0;
+    T from = guess_of(first->logits, count, 2 * p.number, peak);
+    if (count <= 4 * p.number) from = LOWEST;
+    Int few, kept = 0;
+    for (;; from = LOWEST) {
+      few = 0;
+      for (const Pair* pair = first; pair < end; pair++) {
+        const Int before = few;
+        for (Int slot = pair->begin(); slot < pair->end(); slot += L)
+          few += append(vec(pair->at(slot)) >= V{} + from, slot, &chosen[few]);
+        for (Int i = before; i < few; i++) weights[i] = *pair->at(chosen[i]);
+      }
+      std::fill_n(weights + few, L, INF);
+      least = least_of(weights, few, p.number, peak);
+      if (least > -INF) least -= (1 + std::abs(least)) * T(p.slack);
+      if (least >= from || from == LOWEST) break;
     }
-    if (least > -INF) least -= (1 + std::abs(least)) * T(p.slack);
     *p.least.at<T>(row, head, query) = least;
     if (!p.v.data) return;
-    int64_t kept = 0;
-    for (; pair < end; pair++) {
-      const T* logits = pair->at(0);
-      for (int64_t slot = pair->lo; slot < pair->hi; slot++) {  // without a branch to guess
-        weights[kept] = logits[slot], chosen[kept] = slot;
-        kept += logits[slot] >= least;
-      }
+    for (Int i = 0; i < few; i++) {  // without a branch to guess
+      const T weight = weights[i];
+      weights[kept] = weight, chosen[kept] = chosen[i], kept += weight >= least;
     }
-    for (int64_t i = 0; i < kept; i++) peak = std::max(peak, weights[i]);
     for (int64_t i = 0; i < kept; i += L)
       vec(weights + i) = exp2((vec(weights + i) - peak) * T(LOG2_E));
     V sum[P / L] = {};
