@@ -18,7 +18,6 @@ class NeuralClustering(AverageNormalizer):
         similarity, temperature, normalizer: see :func:`.fuzzy.fuzzy_clusters`. "sentence" is the
             paper's. Independent of later tokens are "running" and "average": an exponential moving
             average of the mean over training batches, a constant for each cluster.
-        momentum: of that average.
         own_centroids: False: the centroids are given to each call.
     """
 
@@ -30,10 +29,9 @@ class NeuralClustering(AverageNormalizer):
         similarity: str = "cosine",
         temperature: float = 0.1,
         normalizer: str = "sentence",
-        momentum: float = 0.9,
         own_centroids: bool = True,
     ):
-        super().__init__((num_clusters,) if normalizer == "average" else None, momentum=momentum)
+        super().__init__((num_clusters,) if normalizer == "average" else None)
         self.num_clusters, self.normalizer = num_clusters, normalizer
         self.similarity, self.temperature = Similarity(similarity), temperature
         self.centroids = initial_centroids(num_clusters, embed_dim) if own_centroids else None

@@ -8,6 +8,7 @@ import torch
 from fairseq_clusterformer.attention import Batch, MultiheadAttention, Tokens
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.kinds.taught import kind as taught_module
+from fairseq_clusterformer.attention.kinds.taught import means as means_module
 from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
@@ -361,3 +362,24 @@ def test_each_key_counts_once_with_means_of_clusters(causal, gap, padded, more):
     layer.observe(reports)
     layer.commit()
     torch.testing.assert_close(layer.eval()(x, mask)[0][~mask], expected)
+
+
+@pytest.mark.parametrize("gap", [1, 9])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("sees", ["index=5", "window=6"])
+def test_a_prompt_without_gradients_sees_the_same_means(sees, padded, gap, monkeypatch):
+    """C++ makes its means, also of a second portion, and not where all is torch's."""
+    spec = f"taught({sees},clusters=9,probes=2,summaries=4,gap={gap},clusters_per=kv-head)"
+    module, length = layer(spec, kv_heads=1).eval(), 70
+    x, mask = torch.randn(B, length, D).double(), torch.zeros(B, length, dtype=torch.bool)
+    if padded:
+        mask[0, :6] = True
+    expected, calls, run = module(x, mask)[0], [], means_module.cpu.means
+    monkeypatch.setattr(means_module.cpu, "means", lambda *a: calls.append(1) or run(*a))
+    with torch.no_grad():
+        found = module(x, mask)[0]
+    first, past = module.step(x[:, :33], batch=mask[:, :33])
+    portions = torch.cat([first, module.step(x[:, 33:], past, batch=mask[:, 33:])[0]], dim=1)
+    assert len(calls) == 3
+    for out in (found, portions):
+        torch.testing.assert_close(out[~mask], expected[~mask])

@@ -83,7 +83,6 @@ def index(
     rounding may change a logit, to one of size 1."""
     q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
     (batch, heads, length, width), given = q.shape, {"least": q.new_empty(q.shape[:3])}
-
     for name in ("query_order", "lo", "hi"):
         each = [getattr(one, name).expand(batch, heads, -1) for one in layouts]
         given[name] = torch.stack(each, dim=2)
@@ -95,6 +94,20 @@ def index(
         given["key_bias"] = bias.to(q.dtype)
     run("index", "index", q.dtype, width, q=q, k=k, number=number, slack=slack, **given)
     return given.get("out"), given.get("lse"), given["least"]
+
+
+def means(q: Tensor, sums: Tensor, chunk: Tensor, looked: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and log-sum-exp of queries [B, H, N, E] that see means, without gradients: those of
+    the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N], where clusters [B, H, N, P]
+    are hidden; nothing in chunk M."""
+    q = _in_rows(q)
+    given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
+    given |= {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
+    given |= {"chunk": chunk.unsqueeze(1), "looked": looked, "probes": looked.size(-1)}
+    given |= {"q": q, "sums": sums.flatten(2, 3), "out": empty_like(q)}
+    given["lse"] = q.new_empty(q.shape[:3])
+    run("means", "means", q.dtype, q.size(-1), **given)
+    return given["out"], given["lse"]
 
 
 #: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it

@@ -201,7 +201,7 @@ template <class Worker, class Problem, class F>
 void over_tasks(const Problem& p, int64_t count, F f) {
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
-    Worker worker(p);
+    Worker worker{p};
 #pragma omp for schedule(monotonic : dynamic)
     for (int64_t task = 0; task < count; task++) f(worker, task);
   }

@@ -17,11 +17,14 @@ from torch import Tensor
 from torch.nn.functional import dropout as dropped
 from torch.nn.functional import pad
 
+from ....kernels import cpu
 from ....precision import at_least_float32, full_float32
 from ...kind import Other, Result
 from ...projections import QKV
 from ...tokens import Tokens, for_each
 from .scouts import gather_tokens
+
+HIDDEN = torch.finfo(torch.float32).min / 2  # a logit: of -inf alone, a gradient would be NaN
 
 
 @dataclass
@@ -32,6 +35,16 @@ class _Means(Other):
     clusters: int  # K
     tokens: Tokens  # a batch, or those behind what is kept; without sinks
     blind: Tensor | None = None  # queries that see no mean, bool [B, H, N]; None: none
+
+    def looked(self, q: Tensor) -> Tensor:
+        """The clusters of which each query sees keys, [B, H, N, probes]."""
+        return torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1)
+
+    def softmax(self, logits: Tensor, looked: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of what is not looked into, and their log-sum-exp; logits are used up."""
+        weights = logits.scatter_(-1, looked, HIDDEN).softmax(-1)
+        largest, at_largest = logits.max(-1, keepdim=True)
+        return weights, (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
 
     def result(self, heads: QKV, out: Tensor, lse: Tensor) -> Result:
         """Values and log-sum-exp [B, H, N], where padding and some queries see nothing."""
@@ -56,21 +69,16 @@ class MeansOfOthers(_Means):
         sums = entries.new_zeros(*q.shape[:2], self.clusters, entries.size(-1))
         own = cluster.unsqueeze(-1)
         sums = sums.scatter_add(2, own.expand_as(entries), entries)
-        mean_k, mean_v, bias, none = _means(sums)
+        mean_k, mean_v, bias = _means(sums)
         scale, width = q.size(-1) ** -0.5, q.size(-1)
         logits = q @ (mean_k.mT * scale) + bias.unsqueeze(-2)
-        none = none.unsqueeze(-2).expand_as(logits)
         # Take each query's own key out of the mean of its cluster.
         of_own = gather_tokens(sums, cluster)
         number = of_own[..., -1:] - 1  # of the others
         rest = number.clamp(min=1)
         without = (q * (of_own[..., :width] - k)).sum(-1, keepdim=True)
-        logits = logits.scatter(-1, own, without * scale / rest + rest.log())
-        none = none.scatter(-1, own, number < 1)
-        none = none.scatter(
-            -1, torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1), True
-        )
-        weights, lse = _softmax(logits, none)
+        others = (without * scale / rest + rest.log()).masked_fill(number < 1, HIDDEN)
+        weights, lse = self.softmax(logits.scatter(-1, own, others), self.looked(q))
         weights = dropped(weights, heads.dropout)
         of_rest = (gather_tokens(mean_v, cluster) - v) / rest
         out = weights @ mean_v + weights.gather(-1, own) * of_rest
@@ -100,25 +108,26 @@ class MeansSoFar(_Means):
 
     @full_float32()
     def attend(self, heads: QKV, kept: Tensor | None) -> tuple[Result, Tensor]:
-        q, at, one = heads.q, self.places(), heads.q.size(2) == 1
+        q, at, one = at_least_float32(heads.q), self.places(), heads.q.size(2) == 1
         sums, behind = self._sums(heads, at, kept)
+        learns = torch.is_grad_enabled() or heads.dropout > 0 or torch.compiler.is_compiling()
+        if not learns and self.tokens.impl in ("auto", "cpu") and cpu.can_run("means", q):
+            out, lse = cpu.means(q, sums, at.slot // self.every, self.looked(q))
+            return self.result(heads, out, lse), behind
         slot, slots = at.slot.unsqueeze(1), 1 if one else at.chunks * self.every
-        # slots are places
-        in_order = one or (self.tokens.padding_mask is None and kept is None)
+        in_order = one or (self.tokens.padding_mask is None and kept is None)  # slots are places
 
         def by_chunk(x: Tensor) -> Tensor:  # [B, H, N, C] to [B, H, M, S, C]
             if in_order:
-                filled = pad(x, (0, 0, 0, slots - x.size(2)))
+                filled = pad(x, (0, 0, 0, slots - x.size(2))) if slots > x.size(2) else x
             else:
                 filled = x.new_zeros(*x.shape[:2], slots + 1, x.size(-1))
                 filled = filled.scatter(2, slot.unsqueeze(-1).expand_as(x), x)[:, :, :-1]
             return filled.unflatten(2, (at.chunks, -1))
 
-        k, v, bias, none = (for_each(q, t) for t in _means(sums))
-        logits = by_chunk(at_least_float32(q)) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
-        looked = by_chunk(torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1))
-        hidden = none.unsqueeze(-2).expand_as(logits).scatter(-1, looked, True)
-        weights, lse = _softmax(logits, hidden)
+        k, v, bias = (for_each(q, t) for t in _means(sums))
+        logits = by_chunk(q) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
+        weights, lse = self.softmax(logits, by_chunk(self.looked(q)))
         out, lse = (dropped(weights, heads.dropout) @ v).flatten(2, 3), lse.flatten(2, 3)
         if in_order:  # back from slots to tokens
             out, lse = out[:, :, : q.size(2)], lse[:, :, : q.size(2)]
@@ -128,8 +137,7 @@ class MeansSoFar(_Means):
         return self.result(heads, out, lse), behind
 
     def in_cpu_step(self, heads: QKV, kept: Tensor | None) -> tuple[dict[str, Any], Tensor] | None:
-        padded = self.tokens.padding_mask is not None  # a sink, say
-        if padded or kept is None or kept.dtype != heads.q.dtype:
+        if self.tokens.padding_mask is not None or kept is None or kept.dtype != heads.q.dtype:
             return None
         at = self.places()  # it knows the clusters
         return {"sums": kept, "since": at.since, "ends": at.end}, kept
@@ -187,19 +195,8 @@ def _entries(k: Tensor, v: Tensor) -> Tensor:
     return at_least_float32(torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1))
 
 
-def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean keys and values [..., K, E], the log of how many keys there are, and where there are
-    none [..., K]."""
+def _means(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean keys and values [..., K, E], and the log of how many keys there are [..., K]."""
     number = sums[..., -1]
     k, v = (sums[..., :-1] / number.clamp(min=1).unsqueeze(-1)).chunk(2, dim=-1)
-    return k, v, number.clamp(min=1).log(), number == 0
-
-
-def _softmax(logits: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of what is not hidden, and their log-sum-exp."""
-    # of -inf alone, a gradient would be NaN
-    logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)
-    weights = logits.softmax(-1)
-    largest, at_largest = logits.max(-1, keepdim=True)
-    # without another exponential
-    return weights, (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
+    return k, v, number.clamp(min=1).log().masked_fill(number == 0, HIDDEN)
