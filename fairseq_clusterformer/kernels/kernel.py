@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -249,8 +250,8 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # a softmax of -inf alone would be NaN
     # Each part's share of the sum of exponentials, [parts, ..., 1].
     shares = torch.softmax(lse, dim=0).unsqueeze(-1)
-    out = sum(o * share for o, share in zip(outs, shares, strict=True)).to(outs[0].dtype)
-    return out, torch.logsumexp(lse, dim=0)
+    weighed = (o * share for o, share in zip(outs, shares, strict=True))
+    return reduce(torch.add, weighed).to(outs[0].dtype), torch.logsumexp(lse, dim=0)
 
 
 def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tensor]:

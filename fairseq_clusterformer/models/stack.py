@@ -151,7 +151,9 @@ class ClusteredLayer:
     def activated(self, x: Tensor) -> Tensor:
         """The inner activation of the feed-forward block."""
         out = self.activation_fn(self.fc1(x))
-        return out if self.fc_gated is None else out * self.fc_gated(x)
+        if self.fc_gated is None:
+            return out
+        return out * self.fc_gated(x) if torch.is_grad_enabled() else out.mul_(self.fc_gated(x))
 
     def build_self_attention(self, embed_dim, cfg, add_bias_kv=False, add_zero_attn=False):
         side = cfg.decoder if self.causal else cfg.encoder
