@@ -66,8 +66,8 @@ def _parser() -> Parser:
     about = "a decoder sees the latest tokens of its clusters, and keeps no others"
     add("--rings", about, default=None)
     add("--clusters N", "of heads that cluster (default: positions / --far-window)")
-    about = "clusters that a query looks into (default: a quarter of them; with --rings and in an "
-    add("--probes N", about + "encoder 2, which share --far-window)")
+    about = "clusters that a query looks into (default: a quarter, 16 at most; with --rings or in "
+    add("--probes N", about + "an encoder 2, which share --far-window)")
     about = "a head with less attention beyond the near window becomes a window"
     add("--window-below F", about + _default("window_below"), type=number(Range(0, 1)))
     about = "tokens of the longest text; learned positions are repeated (default: as before)"
