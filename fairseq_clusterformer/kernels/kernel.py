@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -250,8 +249,10 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     lse = lse.clamp(min=torch.finfo(lse.dtype).min)  # a softmax of -inf alone would be NaN
     # Each part's share of the sum of exponentials, [parts, ..., 1].
     shares = torch.softmax(lse, dim=0).unsqueeze(-1)
-    weighed = (o * share for o, share in zip(outs, shares, strict=True))
-    return reduce(torch.add, weighed).to(outs[0].dtype), torch.logsumexp(lse, dim=0)
+    out = outs[0] * shares[0]
+    for other, share in zip(outs[1:], shares[1:], strict=True):
+        out = torch.addcmul(out, other, share)
+    return out.to(outs[0].dtype), torch.logsumexp(lse, dim=0)
 
 
 def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tensor]:

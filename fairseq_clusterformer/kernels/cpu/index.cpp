@@ -197,14 +197,14 @@ struct Worker {
     const int64_t count = first < end ? end[-1].at(end[-1].end()) - first->logits : 0;
     T from = guess_of(first->logits, count, 2 * p.number, peak);
     if (count <= 4 * p.number) from = LOWEST;
-    Int few, kept = 0;
-    for (;; from = LOWEST) {
-      few = 0;
+    Int few = 0, kept = 0, *to = chosen.data();
+    for (;; from = LOWEST, few = 0) {
       for (const Pair* pair = first; pair < end; pair++) {
-        const Int before = few;
-        for (Int slot = pair->begin(); slot < pair->end(); slot += L)
-          few += append(vec(pair->at(slot)) >= V{} + from, slot, &chosen[few]);
-        for (Int i = before; i < few; i++) weights[i] = *pair->at(chosen[i]);
+        const Int before = few, stop = pair->end();  // locals, which no store changes
+        const T* logits = pair->at(0);
+        for (Int slot = pair->begin(); slot < stop; slot += L)
+          few += append(vec(logits + slot) >= V{} + from, slot, to + few);
+        for (Int i = before; i < few; i++) weights[i] = logits[to[i]];
       }
       std::fill_n(weights + few, L, INF);
       least = least_of(weights, few, p.number, peak);
@@ -215,13 +215,13 @@ struct Worker {
     if (!p.v.data) return;
     for (Int i = 0; i < few; i++) {  // without a branch to guess
       const T weight = weights[i];
-      weights[kept] = weight, chosen[kept] = chosen[i], kept += weight >= least;
+      weights[kept] = weight, to[kept] = to[i], kept += weight >= least;
     }
     for (int64_t i = 0; i < kept; i += L)
       vec(weights + i) = exp2((vec(weights + i) - peak) * T(LOG2_E));
     V sum[P / L] = {};
     for (int64_t i = 0; i < kept; i++) {
-      const T* value = values + chosen[i] * P;
+      const T* value = values + to[i] * P;
       total += weights[i];
       for (int e = 0; e < P; e += L) sum[e / L] += weights[i] * vec(value + e);
     }
