@@ -1,6 +1,7 @@
 """Heads that change places, positions that are repeated, kinds that suit heads, and routers that
 are fitted to a dense model."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -92,6 +93,8 @@ class TestKinds:
         sees = "window=4,clusters=32,probes=2"
         if not plan.rings:
             sees = "index=8,routing_convolution=0,clusters=32,probes=8"
+            many = SimpleNamespace(model=model), replace(plan, clusters=99), 3
+            assert "clusters=99,probes=16," in _spec("decoder", of_layer, *many)
         assert spec == f"taught({sees},gap=8,scouts=16,sinks=3{expected})"
 
 
