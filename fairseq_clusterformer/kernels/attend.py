@@ -127,7 +127,8 @@ def largest(
     q, k = at_least_float32(q), at_least_float32(k)
     number = min(number, sum(layout.slots for layout in layouts))
     slack = torch.finfo(q.dtype).eps ** 0.75
-    if chosen(impl, q) == "cpu" and not torch.compiler.is_compiling():
+    in_cpp = chosen(impl, q) == "cpu" and of_cpu.can_run("index", q)
+    if in_cpp and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
     calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
     found = _largest_logits(q, k, _flat(calls, False)[0][5:], number + 1)

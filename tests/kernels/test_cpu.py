@@ -3,9 +3,11 @@
 import logging
 import multiprocessing
 import os
+import platform
 import resource
 import shutil
 import stat
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -228,6 +230,18 @@ def test_built_once_by_all_who_ask_at_once(elsewhere, monkeypatch):
     assert (elsewhere / "compiler.log").read_text() == "called\n"
     # another width is another library
     assert library.build(torch.float32, WIDTH + 1) != built[0].result()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+@pytest.mark.parametrize("number", ["float", "double"])
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512"])
+def test_every_source_compiles_for_every_processor(processor, number):
+    """Not only for this one: a branch may be for registers of another width."""
+    sources = sorted(library.FOLDER.glob("*.cpp"))
+    assert len(sources) == 6
+    words = [os.environ.get("CXX", "c++"), "-std=c++17", "-fopenmp", f"-march={processor}"]
+    words += ["-fsyntax-only", f"-DNUMBER={number}", "-DWIDTH=64"]
+    subprocess.run([*words, *sources], check=True)
 
 
 def test_a_library_is_of_its_compiler_and_libc(elsewhere, monkeypatch):

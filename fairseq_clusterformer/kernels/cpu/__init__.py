@@ -2,7 +2,7 @@
 ``step.cpp``, one token in decoding. Results do not depend on the number of threads.
 
 This folder has all C++ of the project, since it shares registers, scores and the build: ``shares``
-is for ``clustering/shares.py``, and ``scouts`` for ``attention/kinds/taught/scouts.py``.
+is for ``clustering/shares.py``, ``scouts`` and ``means`` for ``attention/kinds/taught``.
 """
 
 import math

@@ -8,7 +8,7 @@
 
 #include "simd.h"
 
-#if defined(__AVX2__) && defined(__BMI2__)
+#if defined(__AVX2__) && defined(__BMI2__) && !defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -60,7 +60,7 @@ T least_of(const T* logits, int64_t count, int64_t number, T high) {
 
 // Writes `slot` and those behind it whose lanes are set, side by side; returns how many.
 inline Int append(I is, Int slot, Int* to) {
-#if defined(__AVX2__) && defined(__BMI2__)
+#if defined(__AVX2__) && defined(__BMI2__) && !defined(__AVX512F__)
   if constexpr (L == 8 && sizeof(T) == 4) {
     const int set = _mm256_movemask_ps((__m256)is);
     const uint64_t bytes = _pdep_u64(set, 0x0101010101010101) * 0xFF;
@@ -82,7 +82,7 @@ T guess_of(const T* logits, int64_t count, int64_t number, T& peak) {
     const V all = vec(logits + i);
     const I is = all > V{} - INF;
     const V x = is ? all : V{};
-    sums += x, squares += x * x, counts += is ? V{} + 1 : V{}, highs = max(highs, all);
+    sums += x, squares += x * x, counts += is ? V{} + 1 : V{}, highs = max(all, highs);
   }
   for (int n = 0; n < L; n++) peak = std::max(peak, highs[n]);
   const T all = sum(counts), mean = sum(sums) / all, t = std::sqrt(2 * std::log(all / number));
@@ -195,7 +195,7 @@ struct Worker {
     T* weights = reinterpret_cast<T*>(memory.get()) + room;
     T least = -INF, peak = LOWEST, total = 0;
     const int64_t count = first < end ? end[-1].at(end[-1].end()) - first->logits : 0;
-    T from = guess_of(first->logits, count, 2 * p.number, peak);
+    T from = count ? guess_of(first->logits, count, 2 * p.number, peak) : LOWEST;
     if (count <= 4 * p.number) from = LOWEST;
     Int few = 0, kept = 0, *to = chosen.data();
     for (;; from = LOWEST, few = 0) {
