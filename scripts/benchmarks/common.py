@@ -3,6 +3,7 @@
 import argparse
 import json
 import multiprocessing
+import os
 import re
 import shlex
 import statistics
@@ -22,6 +23,7 @@ import torch
 from fairseq_clusterformer.cli.common import Parser
 from fairseq_clusterformer.errors import UserError
 from fairseq_clusterformer.kernels import IMPLEMENTATIONS, chosen
+from fairseq_clusterformer.kernels.cpu import library
 from fairseq_clusterformer.outputs import write_aside
 from scripts.experiments.plots import Line, Panel, draw
 from scripts.experiments.results import provenance
@@ -160,6 +162,11 @@ def require_memory(needed: float, device: str) -> None:
         raise Unavailable(f"would need {sizes}")
 
 
+def _measured(measure: Callable[..., Any], request: dict[str, Any]) -> Any:
+    library.PROCESS = os.getpid()  # the server has computed nothing
+    return measure(**request)
+
+
 def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
     """What ``measure(**request)`` returns in a process of its own.
 
@@ -173,7 +180,7 @@ def in_own_process(measure: Callable[..., Any], **request: object) -> Any:
     context.set_forkserver_preload(["scripts.benchmarks.check", *fairseq])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
-            return pool.submit(measure, **request).result()
+            return pool.submit(_measured, measure, request).result()
         except BrokenProcessPool:
             raise Unavailable("its process was killed, probably for too much memory") from None
         except (MemoryError, torch.OutOfMemoryError):

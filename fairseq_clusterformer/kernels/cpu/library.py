@@ -26,8 +26,8 @@ FOLDER = Path(__file__).parent  # of the sources, and of what they include
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 NUMBERS = {torch.float32: "float", torch.float64: "double"}
 
-# OpenMP threads do not survive fork(). A forked child runs on one thread, or it would deadlock.
-_PROCESS = os.getpid()
+# OpenMP threads do not survive fork(): a child has one, or may deadlock, unless it sets this.
+PROCESS = os.getpid()
 
 #: a library and its struct, or why there is none
 _Loaded = tuple[ctypes.CDLL, type[ctypes.Structure]] | str
@@ -50,7 +50,7 @@ def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values:
     struct gets these values; what is None or is not given is 0, or no tensor. A tensor that a
     pointer leads to is read in rows, whatever its strides are; results are contiguous."""
     library, struct = _loaded(dtype, width, source)
-    given = {"threads": torch.get_num_threads() if os.getpid() == _PROCESS else 1}
+    given = {"threads": torch.get_num_threads() if os.getpid() == PROCESS else 1}
     for name, value in values.items():
         if isinstance(value, Tensor):
             if name not in struct.strided:
