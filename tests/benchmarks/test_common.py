@@ -1,8 +1,11 @@
 """What all benchmarks promise: bad values are one line, and what cannot run has its reason."""
 
+import os
+
 import pytest
 
 from examples.efficiency import cf22
+from fairseq_clusterformer.kernels.cpu import library
 from scripts.benchmarks import attention, common, reader, training
 from scripts.benchmarks.common import CheckFailed, Unavailable
 
@@ -44,3 +47,12 @@ def test_what_is_not_measured_has_its_reason_in_the_table():
         assert common.table_row(row, columns) == said
     with pytest.raises(Unavailable, match=r"would need 1.07e\+09 GiB, of which .* are free"):
         common.require_memory(2.0**60, "cpu")
+
+
+def kernels_may_have_threads() -> bool:
+    return os.getpid() == library.PROCESS
+
+
+def test_kernels_have_their_threads_in_a_process_of_its_own():
+    """It is a fork, where they would run on one thread, beside a rival with all."""
+    assert common.in_own_process(kernels_may_have_threads)
