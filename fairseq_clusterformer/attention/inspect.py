@@ -36,15 +36,12 @@ def seen_keys(layout: Layout) -> Tensor:
     identity = torch.arange(length, device=device).view(1, 1, -1)
     key_order = identity if layout.key_order is None else layout.key_order
     query_order = identity if layout.query_order is None else layout.query_order
+    bounds = torch.broadcast_tensors(layout.lo, layout.hi, query_order.argsort(-1))
+    lo, hi = (bound.gather(-1, bounds[2]).unsqueeze(-1) for bound in bounds[:2])  # by token
     slot = torch.arange(key_order.size(-1), device=device)
-    in_range = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
-    # [B, G, query slot, key slot] to [B, G, query slot, key], of which a slot may repeat one ...
-    in_range, key = torch.broadcast_tensors(in_range, key_order.unsqueeze(-2))
+    in_range, key = torch.broadcast_tensors((slot >= lo) & (slot < hi), key_order.unsqueeze(-2))
     count = torch.zeros(*in_range.shape[:-1], length, device=device)
-    count = count.scatter_add_(-1, key, in_range.float())
-    # ... to [B, G, query, key].
-    count, slot_of = torch.broadcast_tensors(count, query_order.argsort(-1).unsqueeze(-1))
-    seen = count.gather(-2, slot_of) > 0
+    seen = count.scatter_add_(-1, key, in_range.float()) > 0  # a key may stand in several slots
     return seen.tril() if layout.earlier_only else seen
 
 
