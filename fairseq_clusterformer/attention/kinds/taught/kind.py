@@ -122,8 +122,9 @@ class Taught(Kind):
         if self.by_heads:
             # The same for both: a query and a key that match begin in the same cluster.
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
-            self.query_proj = _PerHead(weight.repeat_interleave(self.sharing, dim=0))
-            self.key_proj = _PerHead(weight)
+            of_queries = weight.repeat_interleave(self.sharing, dim=0)  # [H, R, E]
+            self.query_proj = nn.ParameterDict({"weight": of_queries})
+            self.key_proj = nn.ParameterDict({"weight": weight})
         else:
             self.query_proj = ExactLinear(shape.embed_dim, queries * width, bias=False)
             self.key_proj = ExactLinear(shape.embed_dim, heads * width, bias=False)
@@ -224,8 +225,8 @@ class Taught(Kind):
     def routing(self, x: Tensor, tokens: Tokens | None) -> tuple[Tensor, Tensor]:
         """What routes queries [B, H, N, R] and keys [B, J, N, R], by x or by heads of tokens."""
         if self.by_heads:
-            keys = tokens.k[:, :: self.sharing]
-            return self.query_proj(tokens.q.detach()), self.key_proj(keys.detach())
+            given = (tokens.q, self.query_proj), (tokens.k[:, :: self.sharing], self.key_proj)
+            return tuple([x.detach() @ by.weight.to(x.dtype).mT for x, by in given])
         shape = *x.shape[:2], -1, self.options.routing_width
         both = self.query_proj(x), self.key_proj(x)
         return tuple([found.view(shape).transpose(1, 2) for found in both])
@@ -281,14 +282,3 @@ class _Gate(nn.Module):
         both = found, self.wanted.to(found.dtype)
         found, wanted = (nn.functional.normalize(t, dim=-1) for t in both)
         return (found @ wanted.T).transpose(1, 2)
-
-
-class _PerHead(nn.Module):
-    """A linear map of each head, [B, H, N, E] to [B, H, N, R], by a copy of weights [H, R, E]."""
-
-    def __init__(self, weight: Tensor):
-        super().__init__()
-        self.weight = nn.Parameter(weight.clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.to(x.dtype).transpose(-1, -2)
