@@ -245,7 +245,7 @@ def _in_cpp(
     mixed = {t.dtype for t in kept if t is not None} != {q.dtype}
     if mixed or no_sinks or any(t is not None for t in special):
         return None
-    if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_step(q):
+    if chosen(seen.tokens.impl, q) != "cpu" or not cpu.can_run("step", q):
         return None
     others = []
     for other, kept in zip(seen.others, stores.others or [None] * len(seen.others), strict=True):

@@ -124,6 +124,6 @@ def test_places_that_lead_elsewhere_are_refused(wrong):
 
 
 def test_without_a_compiler(taken, monkeypatch):
-    monkeypatch.setattr(of_cpu, "can_step", lambda q: False)
+    monkeypatch.setattr(of_cpu, "can_run", lambda source, q: False)
     check(build("taught, sinks, summaries, probes", causal=True), 23)
     assert not taken

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...precision import at_least_float32
 from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, Layout, empty_like
-from .library import can_run, run, why_missing
+from .library import can_run, run, why_missing  # noqa: F401
 
 
 def _in_rows(x: Tensor) -> Tensor:
@@ -125,11 +125,6 @@ _SIZES = {
     "chunks": ("sums", 2),
     "clusters": ("sums", 3),
 }
-
-
-def can_step(q: Tensor) -> bool:
-    """Whether there is a library for such queries."""
-    return can_run("step", q)
 
 
 def step(q: Tensor, **given: Any) -> Tensor:
