@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
 from .options import Heads
-from .projections import QKV, RelativePositions, RMSNorm, Rotary, ShortConvolution, turned
+from .projections import QKV, RelativePositions, Rotary, ShortConvolution, turned
 from .tokens import Batch
 
 BIASES = ("all", "qkv", "none")
@@ -113,7 +113,8 @@ class ProjectedHeads(nn.Module):
         if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
         normed = "" if form.qk_norm is None else "qk"
-        self.norms = nn.ModuleDict({name: RMSNorm(self.head_dim, form.qk_norm) for name in normed})
+        norms = {name: nn.RMSNorm(self.head_dim, form.qk_norm) for name in normed}
+        self.norms = nn.ModuleDict(norms)
         sizes = (num_heads, self.head_dim, embed_dim)
         self.relative = RelativePositions(*sizes) if form.relative else None
         self.convolutions, width = nn.ModuleDict(), form.short_convolution

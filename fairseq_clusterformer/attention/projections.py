@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad, rms_norm
+from torch.nn.functional import conv1d, pad
 
 from ..precision import HALF, at_least_float32
 from .tokens import Batch, for_each
@@ -222,15 +222,6 @@ class RelativePositions(nn.Module):
         scale = (q_wide.size(-1) / q.size(-1)) ** 0.5
         place = torch.cat([cos, sin], dim=-1).to(k.dtype).expand(*k.shape[:3], -1)
         return (q_wide * scale).to(q.dtype), torch.cat([k, place], dim=-1)
-
-
-class RMSNorm(nn.RMSNorm):
-    """torch's, in float32 at least, whatever the input is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = at_least_float32(self.weight)
-        out = rms_norm(at_least_float32(x), self.normalized_shape, weight, self.eps)
-        return out.to(x.dtype)
 
 
 def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tensor:

@@ -50,12 +50,12 @@ CHECKPOINT_TYPES = [
 
 #: how warnings begin that no user can act on: of fairseq's ways with hydra 1.0, of
 #: DataLoader(pin_memory=True) without an accelerator, of a boolean padding mask with a float
-#: future mask, and of torch's older names
+#: future mask, of norms under autocast, and of torch's older names
 KNOWN_WARNINGS = {
     UserWarning: r"hydra\.experimental\.\w+\(\) is no longer|\s*The version_base parameter is not "
     r"|In 'config': Usage of deprecated keyword|\s*'config' is validated against ConfigStore"
     r"|\s*The strict flag in the compose API|'pin_memory' argument is set as true but no accel"
-    r"|Support for mismatched key_padding_mask and",
+    r"|Support for mismatched key_padding_mask and|Mismatch dtype between input and weight",
     FutureWarning: r"`torch\.cuda\.amp\.(autocast|GradScaler)\(",
 }
 

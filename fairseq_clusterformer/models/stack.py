@@ -22,7 +22,6 @@ from torch.nn.functional import pad
 from fairseq_clusterformer.attention import AttentionPlan, Batch, MultiheadAttention, Past
 from fairseq_clusterformer.attention.options import OptionError
 from fairseq_clusterformer.attention.past import each
-from fairseq_clusterformer.attention.projections import RMSNorm
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.clustering.kmeans import workers
 
@@ -95,7 +94,7 @@ class LayerForm(NamedTuple):
 
     def give(self, module: nn.Module) -> None:
         """Norms and biases of this form, in a layer or a stack that fairseq has built."""
-        norm = RMSNorm if self.norm == "rms" else partial(nn.LayerNorm, bias=self.biases)
+        norm = nn.RMSNorm if self.norm == "rms" else partial(nn.LayerNorm, bias=self.biases)
         for name, child in module.named_children():
             if isinstance(child, nn.LayerNorm):
                 setattr(module, name, norm(child.normalized_shape, self.eps))
