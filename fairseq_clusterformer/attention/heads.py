@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
-from .options import Heads
+from .options import Heads, check_divides
 from .projections import QKV, RelativePositions, Rotary, ShortConvolution, turned
 from .tokens import Batch
 
@@ -54,13 +54,6 @@ class Convolved:
         given = x, self.before.get(name), self.batch, self.begins
         x, self.after[name] = convolution.following(*given)
         return x
-
-
-def check_divides(number: int, of: str, whole: int, what: str) -> None:
-    """Raises ValueError: the number does not divide the whole."""
-    if number < 1 or whole % number:
-        problem = f"{what} do not divide among {number} {of}"
-        raise ValueError(f"{problem}; allowed: a number that divides {whole}")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ..clustering import Report
 from .attend import QKV, attend
-from .heads import Convolved, HeadForm, Projected, ProjectedHeads, check_divides
+from .heads import Convolved, HeadForm, Projected, ProjectedHeads
 from .kind import Kind
-from .options import Heads, OptionError, attention_kinds, parse_layer
+from .options import Heads, OptionError, attention_kinds, check_divides, parse_layer
 from .past import Past, Stores
 from .tokens import Batch, Shape, Tokens, for_each
 

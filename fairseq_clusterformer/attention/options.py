@@ -205,6 +205,13 @@ def attention_kinds() -> dict[str, Registered]:
     return dict(sorted(_KINDS.items()))
 
 
+def check_divides(number: int, of: str, whole: int, what: str) -> None:
+    """Raises ValueError: the number does not divide the whole."""
+    if number < 1 or whole % number:
+        problem = f"{what} do not divide among {number} {of}"
+        raise ValueError(f"{problem}; allowed: a number that divides {whole}")
+
+
 _LAYER = re.compile(r"(?P<kinds>(?:[^*()]|\([^()]*\))+?)(?:\*(?P<times>\d+))?")
 _KIND = re.compile(r"(?P<name>[^()=*+,]+)(?:\((?P<options>[^()]*)\))?")
 _OUTSIDE = r"(?![^()]*\))"  # of parentheses
@@ -246,10 +253,7 @@ def parse_attention(
             raise ValueError(f"{where} is not a layer; allowed: {allowed}")
         texts = re.split(r"\+" + _OUTSIDE, match["kinds"])
         kinds = tuple(_heads(text, f"{option} is {spec}", defaults or {}) for text in texts)
-        if num_heads % len(kinds):
-            allowed = f"a number of kinds that divides {num_heads}"
-            problem = f"{num_heads} heads do not divide among the {len(kinds)} kinds"
-            raise ValueError(f"{where}: {problem}; allowed: {allowed}")
+        check_divides(len(kinds), "kinds", num_heads, f"{where}: {num_heads} heads")
         if (times := int(match["times"] or 1)) < 1:
             raise ValueError(f"{where} repeats {times} times; allowed: 1 up")
         layers += [kinds] * min(times, num_layers)

@@ -47,7 +47,7 @@ def test_grammar(spec, layers):
         ("", "'' is not a layer"),
         ("window*", "'window*' is not a layer"),
         ("window*0", "'window*0' repeats 0 times; allowed: 1"),
-        ("window+neural+full", "4 heads do not divide among the 3 kinds"),
+        ("window+neural+full", "4 heads do not divide among 3 kinds"),
         ("window(8", "'window(8' is not a layer"),
         ("window(8)(9)", "'window(8)(9)' is not a kind"),
         ("window(size=8)", "window has no option 'size'; allowed: window"),
