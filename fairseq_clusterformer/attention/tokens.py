@@ -3,6 +3,7 @@ Shape letters: D documents of all rows, M tokens of the longest one."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -52,11 +53,10 @@ class Batch:
             return self.documents.size(1)
         return self.cached("documents", lambda: int(self.documents.max()) + 1)
 
-    @property
+    @cached_property
     def real_first(self) -> Tensor:
         """The tokens of each padded row, padding last, int64 [B, N]."""
-        mask = self.padding_mask
-        return self.cached("real first", lambda: mask.to(torch.uint8).argsort(dim=1, stable=True))
+        return self.padding_mask.to(torch.uint8).argsort(dim=1, stable=True)
 
     def positions(self, x: Tensor) -> Tensor:
         """Places of x [B, N, ...] among the real tokens of their documents, int64 [1 or B, N]."""
@@ -74,13 +74,10 @@ class Batch:
         begins = self.documents.diff(dim=1, prepend=self.documents[:, :1] - 1) > 0
         return position - torch.where(begins, position, 0).cummax(1).values
 
-    @property
+    @cached_property
     def apart(self) -> tuple[Tensor, "Batch"]:
         """The documents as rows of their own: the place of each token in the batch's B * N, int64
         [D, M], and the batch that they are; of padding alone one row is left."""
-        return self.cached("apart", self._apart)
-
-    def _apart(self) -> tuple[Tensor, "Batch"]:
         numbers, mask = self.documents, self.padding_mask
         real = torch.arange(numbers.numel(), device=numbers.device)
         real = real if mask is None else real[~mask.flatten()]
@@ -106,7 +103,7 @@ class Batch:
     def take_apart(self) -> None:
         """Make :attr:`apart`. How many documents there are, and how long, is known when it is run:
         a compiled graph breaks here, unless it was made before."""
-        if "apart" not in self._made:
+        if "apart" not in vars(self):
             not_compiled(lambda: self.apart)()
 
 

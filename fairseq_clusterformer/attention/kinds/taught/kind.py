@@ -118,7 +118,7 @@ class Taught(Kind):
         queries, width = shape.num_heads, options.routing_width
         heads = queries if options.clusters_per == "head" else shape.kv_heads or queries
         self.sharing = queries // heads  # queries that look into the same clusters
-        self.by_heads, drops_keys = options.routes_by == "heads", options.drop_keys > 0
+        self.by_heads, drops_keys = self.rule.reads_qk, self.rule.drops_keys
         if self.by_heads:
             # The same for both: a query and a key that match begin in the same cluster.
             weight = torch.randn(heads, width, shape.head_dim) * shape.head_dim**-0.5
