@@ -73,7 +73,6 @@ def fuzzy_clusters(
     Args:
         normalizer: denominator of eq. 2 in assignments: "sentence" (all of the row), "running"
             (the tokens so far), or the log of one for each cluster [K].
-        padding_mask: bool [B, N], True where a token is padding.
         so_far: what was returned for the tokens before; None: the first is the row's first.
         update: False: clusters alone, with nothing to differentiate.
     """

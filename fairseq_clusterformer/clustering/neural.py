@@ -53,11 +53,9 @@ class NeuralClustering(AverageNormalizer):
         for :meth:`observe`; and the state, which the normalizer "running" carries on.
 
         In evaluation without gradients nothing is computed that only teaches: the report has the
-        cluster sizes alone, and the updated centroids if they are handed on.
-
-        ``padding_mask``, bool [B, N], is True at padding; ``centroids`` [B, K, D] replace the
-        module's own, and are needed if it owns none; ``state`` is what was returned for the tokens
-        before (None or empty: there are none). Without ``reports`` the report is empty."""
+        cluster sizes alone, and the updated centroids if they are handed on; without ``reports``
+        it is empty. ``centroids`` [B, K, D] replace the module's own, and are needed if it owns
+        none; ``state`` is of the tokens before (None or empty: there are none)."""
         if centroids is None and self.centroids is None:
             raise ValueError("this clustering owns no centroids, and was given none")
         # An activation checkpoint trains without gradients at first.

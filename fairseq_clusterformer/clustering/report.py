@@ -34,7 +34,7 @@ class Report(NamedTuple):
 @torch.no_grad()
 def cluster_sizes(clusters: Tensor, number: int, padding_mask: Tensor | None = None) -> Tensor:
     """Tokens in each of K clusters over a batch, float32 [G, K], by the clusters of several
-    clusterings, int64 [B, G, N]; ``padding_mask``, bool [B, N], is True at padding."""
+    clusterings, int64 [B, G, N]."""
     if padding_mask is not None:  # padding is counted in a cluster K, which is cut off
         clusters = clusters.masked_fill(padding_mask.unsqueeze(1), number)
     members = clusters.transpose(0, 1).flatten(1)

@@ -127,9 +127,8 @@ def assign_both(
     :func:`~fairseq_clusterformer.kernels.ranged_attention`.
 
     Args:
-        q, k, centroids: [B, H, N, E], [B, J, N, E] and [J, K, E], where J divides H.
+        q, k, centroids: [B, H, N, E], [B, J, N, E], anything at padding; [J, K, E]; J divides H.
         log_normalizer: of keys [J, K]; or of queries and of keys [2, H, K].
-        padding_mask: bool [B, N], True where a token is padding, at which q and k are anything.
         probes: clusters of each query, the nearest included.
         log_weights: log of how much each key counts in the mass [B, J, N]; None: all alike.
         counted: whether the mass, sizes and tokens are wanted; else they are None.

@@ -8,18 +8,15 @@
 //
 // A task is a segment of the queries of one row and head. What a segment is depends on the shapes
 // alone, and gradients of keys are summed in the order of segments: results do not depend on the
-// number of threads. Logits are kept in units of log 2.
-//
-// Several layouts share one softmax: the first call adds each query's own key, and each later one
-// goes on from what the call before it wrote, with those queries alone that its layout has.
+// number of threads. Logits are kept in units of log 2. Of calls that share one softmax, the first
+// adds each query's own key, and a later one looks at those queries alone that its layout has.
 
 #include <atomic>
 #include <thread>
 
 #include "simd.h"
 
-// Absent tensors have no data. Of a query's softmax, `peak` is the maximum of the logits in units
-// of log 2, and `total` the sum of 2^(logit - peak): rounded less than the log-sum-exp.
+// What `out`, `lse`, `peak` and `total` are, `Carry` of kernel.py says.
 DECLARE(Attention,
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;

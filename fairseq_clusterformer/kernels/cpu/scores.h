@@ -6,7 +6,6 @@
 
 #include "simd.h"
 
-// Absent tensors have no data.
 DECLARE(Scores,
   Tensor x, d_x;                    // [batch, heads, tokens, E]
   const NUMBER *vectors, *offsets;  // [heads, K, E], [heads, K]

@@ -3,14 +3,12 @@
 //
 //     lands_i = sum over j of a_ij s_ij        in_sight_i = sum over the seen j of s_ij
 //
-// A key's shares p_j are the softmax over clusters of its scores, less the log of each cluster's
-// mass: of the sum of exp(score) over all keys, each times how surely it is held. Gradients go to
-// the scouts' shares and, through the scores and the mass, to what routes keys.
+// Shares of keys are as `Scores` of clustering/shares.py has them. Gradients go to the scouts'
+// shares and, through the scores and the clusters' masses, to what routes keys.
 //
 // A strip is Q keys, a row for each scout or cluster: all products run along the keys, and nothing
 // of scouts by tokens, or of tokens by clusters, is kept. Strips that no scout sees are skipped. A
-// task is a row and a head of keys, for all heads of queries that share its clusters: results do
-// not depend on the number of threads.
+// task is a row and a head of keys, for all heads of queries that share its clusters.
 //
 // E, the width that is compiled, is that of what routes; W that of a head. S scouts.
 

@@ -1,12 +1,10 @@
 // Clusters of tokens, and their shares, on a CPU, by the scores of strips.
 //
-// A task is a segment of the tokens of one row and head; sums over tokens are added up in the order
-// of tasks, so results do not depend on the number of threads.
+// A task is a segment of the tokens of a row and head; sums over tokens are in the order of tasks.
 
 #include "scores.h"
 
-// Absent tensors have no data. Tensors are [batch, heads, tokens]; `clusters` has `probes` of these
-// one after the other.
+// Tensors are [batch, heads, tokens]; `clusters` has `probes` of these one after the other.
 DECLARE(Shares,
   Scores of;
   Tensor log_weights, explored, clusters, log_share, log_total, d_log_share;

@@ -15,7 +15,8 @@
 #include <type_traits>
 #include <vector>
 
-// [batch, heads, tokens or slots, E or nothing]; strides count elements, the last is 1.
+// [batch, heads, tokens or slots, E or nothing]; strides count elements, the last is 1. An absent
+// one has no data.
 struct Tensor {
   char* data;
   int64_t strides[3];

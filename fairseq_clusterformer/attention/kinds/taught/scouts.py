@@ -165,9 +165,7 @@ def routing_gain(
 
 
 class _InCpp(torch.autograd.Function):
-    """What the attention of scouts finds, and what all that they see has, [B, H, S], in C++:
-    nothing of scouts by tokens, or of tokens by clusters, is kept. Gradients of x and of vectors
-    are also by way of the clusters' masses."""
+    """What the attention of scouts finds, and what all that they see has, [B, H, S], in C++."""
 
     @staticmethod
     def forward(ctx, given, shares, x, vectors, log_held):
