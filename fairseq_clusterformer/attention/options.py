@@ -77,7 +77,7 @@ class Options:
     """Raises OptionError: a value outside of what its field allows."""
 
     # Of a kind that has no such option; without a type, these are no fields.
-    window, clusters, gap, sinks, rule, index = None, 1, 0, 0, "recent", 0
+    window, clusters, gap, sinks, rule, index, cache_positions = None, 1, 0, 0, "recent", 0, False
 
     def __post_init__(self):
         for item in fields(self):

@@ -25,7 +25,7 @@ class Window(Kind):
     """A query sees the last W tokens with its own; not causal: W on either side and its own."""
 
     @staticmethod
-    def declare(options: SlidingOptions, shape: Shape) -> Traits:
+    def declare(options: Options, shape: Shape) -> Traits:
         last_place = options.sinks + options.window - 1 if options.cache_positions else None
         return Traits(reads_qk=False, last_place=last_place)
 
@@ -36,10 +36,6 @@ class Window(Kind):
 @register_attention("full", Options)
 class Full(Window):
     """Every query sees every key; causal: every key up to itself."""
-
-    @staticmethod
-    def declare(options: Options, shape: Shape) -> Traits:
-        return Traits(reads_qk=False)
 
 
 @dataclass(frozen=True)
