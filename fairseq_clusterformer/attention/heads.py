@@ -132,15 +132,16 @@ class ProjectedHeads(nn.Module):
         """Queries, keys and values of all heads of x [B, N, D], without positions. ``exactly``:
         heads whose queries and keys are also needed in full float32; ``constant``: whether keys
         and values are also needed of x without its gradient."""
-        q, k, v = (self._heads(name, x, around) for name in "qkv")
+        q, k, v = (self.heads_of(name, x, around) for name in "qkv")
         exact = kept = None
         if exactly is not None and not is_exact(q):
             exact = self._exact(x, around, exactly)
         if constant:
-            kept = tuple(self._heads(name, x.detach(), around) for name in "kv")
+            kept = tuple(self.heads_of(name, x.detach(), around) for name in "kv")
         return Projected(x, q, k, v, exact, kept)
 
-    def _heads(self, name: str, x: Tensor, around: Convolved) -> Tensor:
+    def heads_of(self, name: str, x: Tensor, around: Convolved) -> Tensor:
+        """Queries ("q"), keys or values of all heads, [B, N, D] to [B, H or J, N, E]."""
         x = getattr(self, f"{name}_proj")(x)
         if name in self.convolutions:
             x = around(self.convolutions[name], f"{name}.before", x)

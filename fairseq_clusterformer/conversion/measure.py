@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fairseq_clusterformer.attention import Batch, Kind, Tokens
+from fairseq_clusterformer.attention.heads import Convolved
 from fairseq_clusterformer.attention.inspect import tokens_seen
 from fairseq_clusterformer.attention.options import Heads
-from fairseq_clusterformer.attention.projections import rotated
+from fairseq_clusterformer.attention.projections import QKV, rotated
 from fairseq_clusterformer.errors import UserError, bad_option
 from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced, working
@@ -61,14 +62,9 @@ def read(model: nn.Module, inputs: Inputs | Path) -> Callable[[Place], Read]:
     @full_float32()
     def of_layer(place: Place) -> Read:
         x, batch = _stored(inputs, place) if found is None else found[place]
-        attention, x, heads = layers[place], x.float().contiguous(), []
-        for name in ("q", "k"):
-            y = getattr(attention, f"{name}_proj")(x)
-            if name in attention.convolutions:
-                y = attention.convolutions[name](y, batch)
-            y = attention.split(name, y)  # [B, H or J, N, E]
-            heads.append(y.repeat_interleave(attention.num_heads // y.size(1), dim=1))
-        return Read(x, batch, *heads)
+        x, around = x.float().contiguous(), Convolved(batch)
+        q, k = (layers[place].heads_of(name, x, around) for name in "qk")
+        return Read(x, batch, *QKV(q, k, k).repeated()[:2])
 
     return of_layer
 
