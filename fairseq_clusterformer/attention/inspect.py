@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import Layout
+from ..kernels import Layout, times_seen
 from .kind import LAST_RESORT, Kind, Seen
 
 
@@ -32,17 +32,7 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
 def seen_keys(layout: Layout) -> Tensor:
     """Which key (the last dimension) each query of a layout sees, by token, bool [B, G, N, N]; B
     and G are 1 where all rows or heads agree."""
-    length, device = layout.lo.size(-1), layout.lo.device
-    identity = torch.arange(length, device=device).view(1, 1, -1)
-    key_order = identity if layout.key_order is None else layout.key_order
-    query_order = identity if layout.query_order is None else layout.query_order
-    bounds = torch.broadcast_tensors(layout.lo, layout.hi, query_order.argsort(-1))
-    lo, hi = (bound.gather(-1, bounds[2]).unsqueeze(-1) for bound in bounds[:2])  # by token
-    slot = torch.arange(key_order.size(-1), device=device)
-    in_range, key = torch.broadcast_tensors((slot >= lo) & (slot < hi), key_order.unsqueeze(-2))
-    count = torch.zeros(*in_range.shape[:-1], length, device=device)
-    seen = count.scatter_add_(-1, key, in_range.float()) > 0  # a key may stand in several slots
-    return seen.tril() if layout.earlier_only else seen
+    return times_seen(layout) > 0
 
 
 def _seen_by_any(found: Seen) -> Tensor:

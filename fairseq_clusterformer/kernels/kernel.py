@@ -293,53 +293,40 @@ def _of_own(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> tu
     return k * d_logit, q * d_logit, d_out * dropped.unsqueeze(-1)
 
 
+def times_seen(layout: Layout) -> Tensor:
+    """How often each query of a layout sees each key (the last dimension), by token, float32
+    [B, G, N, N]; B and G are 1 where all rows or heads agree."""
+    length, device = layout.lo.size(-1), layout.lo.device
+    identity = torch.arange(length, device=device).view(1, 1, -1)
+    key_order = identity if layout.key_order is None else layout.key_order
+    query_order = identity if layout.query_order is None else layout.query_order
+    bounds = torch.broadcast_tensors(layout.lo, layout.hi, query_order.argsort(-1))
+    lo, hi = (bound.gather(-1, bounds[2]).unsqueeze(-1) for bound in bounds[:2])  # by token
+    slot = torch.arange(key_order.size(-1), device=device)
+    in_range, key = torch.broadcast_tensors((slot >= lo) & (slot < hi), key_order.unsqueeze(-2))
+    times = torch.zeros(*in_range.shape[:-1], length, device=device)
+    times = times.scatter_add_(-1, key, in_range.float())
+    return times.tril() if layout.earlier_only else times
+
+
 def _attend_densely(call: Call) -> tuple[Tensor, Tensor]:
-    key_bias, layout, dropout = call.key_bias, call.layout, call.dropout
-    batch, heads, length, width = call.q.shape
-    q, k, v = map(at_least_float32, call[:3])
-
-    # The token at each slot, [B, H, N] and [B, H, M].
-    tokens = torch.arange(length, device=q.device).view(1, 1, length)
-    query_order, key_order = (
-        (tokens if order is None else order).expand(batch, heads, -1)
-        for order in (layout.query_order, layout.key_order)
-    )
-    q = _in_slots(q, query_order, layout.num_queries)
-    k, v = (_in_slots(x, key_order, layout.num_keys) for x in (k, v))
-
-    logits = q @ k.transpose(-1, -2) / math.sqrt(width)  # [B, H, N, M]
-    if key_bias is not None:
-        bias = key_bias.to(q.dtype).expand(batch, heads, length).unsqueeze(-1)
+    times, (q, k, v) = times_seen(call.layout), map(at_least_float32, call[:3])
+    seen = times > 0
+    # What sees nothing, or is not seen, may be anything.
+    q = q.masked_fill(~seen.any(-1).unsqueeze(-1), 0.0)
+    k, v = (x.masked_fill(~seen.any(-2).unsqueeze(-1), 0.0) for x in (k, v))
+    logits = q @ k.mT / math.sqrt(q.size(-1))  # [B, H, N, N]
+    if call.key_bias is not None:
+        bias = call.key_bias.to(q.dtype).unsqueeze(-2)
         # Kernels have logits in units of log 2, where the least finite number is -inf.
-        bias = bias.masked_fill(torch.isneginf(bias * LOG2_E), -math.inf)
-        # [B, H, M, 1] to [B, H, 1, M]: the same for each query
-        logits = logits + _in_slots(bias, key_order, layout.num_keys).mT
-
-    slot = torch.arange(key_order.size(-1), device=q.device)
-    seen = (slot >= layout.lo.unsqueeze(-1)) & (slot < layout.hi.unsqueeze(-1))
-    if layout.earlier_only:
-        seen = seen & (key_order.unsqueeze(-2) <= query_order.unsqueeze(-1))
-    if layout.least is not None:
-        least = layout.least.to(q.dtype).expand(batch, heads, -1).unsqueeze(-1)
-        seen = seen & (logits >= _in_slots(least, query_order))
-    logits = logits.masked_fill(~seen, -math.inf)
+        logits = logits + bias.masked_fill(torch.isneginf(bias * LOG2_E), -math.inf)
+    if call.layout.least is not None:
+        seen = seen & (logits >= call.layout.least.to(q.dtype).unsqueeze(-1))
+    logits = (logits + times.to(q.dtype).log()).masked_fill(~seen, -math.inf)
 
     # Where no key has a weight, the result is 0, and no gradient passes.
     none_seen = torch.isneginf(logits).all(-1, keepdim=True)
     logits = logits.masked_fill(none_seen, 0.0)
     lse = torch.logsumexp(logits, dim=-1).masked_fill(none_seen.squeeze(-1), -math.inf)
     weights = torch.softmax(logits, dim=-1).masked_fill(none_seen, 0.0)
-    out = torch.nn.functional.dropout(weights, dropout) @ v
-
-    restore = query_order.argsort(-1)  # the slot of each token
-    return _in_slots(out, restore).to(call.q.dtype), lse.gather(-1, restore)
-
-
-def _in_slots(x: Tensor, order: Tensor, count: Tensor | None = None) -> Tensor:
-    """Rows of x [B, H, *, E] in an order [B, H, n]; slots from ``count`` on hold no token, and
-    become 0, whatever stands in memory."""
-    x = x.gather(2, order.unsqueeze(-1).expand(-1, -1, -1, x.size(-1)))
-    if count is None:
-        return x
-    unused = torch.arange(x.size(2), device=x.device) >= count.unsqueeze(-1)
-    return x.masked_fill(unused.unsqueeze(-1), 0.0)
+    return (torch.nn.functional.dropout(weights, call.dropout) @ v).to(call.q.dtype), lse
