@@ -20,8 +20,7 @@
 DECLARE(Attention,
   Tensor q, k, v, key_bias, lo, hi, query_order, key_order, num_queries, num_keys;
   Tensor out, lse, peak, total, d_out, d_lse, d_q, d_k, d_v, d_bias;
-  // Of the own key: where it is not seen, and what dropout multiplies its weight by.
-  Tensor own_hidden, own_drops;
+  Tensor own_hidden, own_drops;  // as of `Own`
   Tensor least;  // of each query: logits below it are hidden
   int64_t batch, heads, length, slots, seed, threads;
   int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v

@@ -9,8 +9,7 @@ what attention finds there, in nats:
 
 All tokens in one cluster earn nothing, and neither does attention to everything alike: no loss of
 balance is needed. It teaches the shares alone: queries and keys learn from the task. Where the
-task has a gradient, it weighs the mean (:class:`Weighed`): softmax attends to something even where
-nothing is asked for, and that would teach as well. S: scouts.
+task has a gradient, it weighs the mean (:class:`Weighed`). S: scouts.
 """
 
 from collections.abc import Sequence
