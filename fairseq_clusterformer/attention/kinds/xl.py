@@ -61,9 +61,6 @@ class XL(Kind):
         constant = replace(before, lo=before.lo.maximum(begin - memory), hi=begin)
         if self.rule.causal:
             own = replace(before, lo=begin)
-        elif batch.is_plain:
-            end = (begin + size).clamp(max=text.length)
-            own = replace(before, lo=begin, hi=end)
         else:
             count = text.length // size + 1
             (own,) = recent_layouts(positions // size, count, size, causal=False, batch=batch)
