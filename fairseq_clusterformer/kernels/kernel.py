@@ -257,15 +257,11 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def attend_own(q: Tensor, k: Tensor, v: Tensor, own: Own) -> tuple[Tensor, Tensor]:
     """As ``ranged_attention`` where each query sees its own key alone: its value, its logit."""
-    lse = _own_logits(q, k, own)
+    lse = _dot(q, k) * q.size(-1) ** -0.5 + own.bias
     if own.hidden is not None:
+        lse = lse.masked_fill(own.hidden, -torch.inf)
         v = v.masked_fill(own.hidden.unsqueeze(-1), 0.0)
     return v if own.drops is None else v * own.drops.unsqueeze(-1).to(v.dtype), lse
-
-
-def _own_logits(q: Tensor, k: Tensor, own: Own) -> Tensor:
-    logits = _dot(q, k) * q.size(-1) ** -0.5 + own.bias
-    return logits if own.hidden is None else logits.masked_fill(own.hidden, -torch.inf)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
@@ -282,11 +278,10 @@ def _of_own(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> tu
     q, k, v, d_out, out = map(at_least_float32, tensors)
     delta = _dot(d_out, out) if d_lse is None else _dot(d_out, out) - d_lse
     lse = carry.lse.clamp(min=torch.finfo(carry.lse.dtype).min)
-    weight = (_own_logits(q, k, own) - lse).exp_()
-    d_weight, dropped = _dot(d_out, v), weight
-    if own.drops is not None:
-        d_weight, dropped = d_weight * own.drops, weight * own.drops
-    d_logit = d_weight.sub_(delta).mul_(weight).mul_(q.size(-1) ** -0.5)
+    values, logit = attend_own(q, k, v, own)  # values with what dropout multiplies them by
+    weight = (logit - lse).exp_()
+    dropped = weight if own.drops is None else weight * own.drops
+    d_logit = _dot(d_out, values).sub_(delta).mul_(weight).mul_(q.size(-1) ** -0.5)
     if own.hidden is not None:  # d_lse may be NaN there
         d_logit = d_logit.masked_fill_(own.hidden, 0.0)
     d_logit = d_logit.unsqueeze(-1)
