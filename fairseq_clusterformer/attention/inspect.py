@@ -32,7 +32,7 @@ def tokens_seen(model: nn.Module, *inputs, **named_inputs) -> dict[str, Tensor]:
 def seen_keys(layout: Layout) -> Tensor:
     """Which key (the last dimension) each query of a layout sees, by token, bool [B, G, N, N]; B
     and G are 1 where all rows or heads agree."""
-    return times_seen(layout) > 0
+    return times_seen(layout)[..., :-1] > 0
 
 
 def _seen_by_any(found: Seen) -> Tensor:

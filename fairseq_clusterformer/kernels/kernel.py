@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import dropout, pad
 
 from ..precision import at_least_float32
 
@@ -289,8 +290,8 @@ def _of_own(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> tu
 
 
 def times_seen(layout: Layout) -> Tensor:
-    """How often each query of a layout sees each key (the last dimension), by token, float32
-    [B, G, N, N]; B and G are 1 where all rows or heads agree."""
+    """How often each query of a layout sees each key (the last dimension), and behind these slots
+    without a token, by token, float32 [B, G, N, N + 1]; B and G are 1 where all agree."""
     length, device = layout.lo.size(-1), layout.lo.device
     identity = torch.arange(length, device=device).view(1, 1, -1)
     key_order = identity if layout.key_order is None else layout.key_order
@@ -298,25 +299,32 @@ def times_seen(layout: Layout) -> Tensor:
     bounds = torch.broadcast_tensors(layout.lo, layout.hi, query_order.argsort(-1))
     lo, hi = (bound.gather(-1, bounds[2]).unsqueeze(-1) for bound in bounds[:2])  # by token
     slot = torch.arange(key_order.size(-1), device=device)
+    if layout.num_keys is not None:
+        key_order = torch.where(slot < layout.num_keys.unsqueeze(-1), key_order, length)
     in_range, key = torch.broadcast_tensors((slot >= lo) & (slot < hi), key_order.unsqueeze(-2))
-    times = torch.zeros(*in_range.shape[:-1], length, device=device)
+    times = torch.zeros(*in_range.shape[:-1], length + 1, device=device)
     times = times.scatter_add_(-1, key, in_range.float())
     return times.tril() if layout.earlier_only else times
 
 
 def _attend_densely(call: Call) -> tuple[Tensor, Tensor]:
     times, (q, k, v) = times_seen(call.layout), map(at_least_float32, call[:3])
-    seen = times > 0
-    # What sees nothing, or is not seen, may be anything.
-    q = q.masked_fill(~seen.any(-1).unsqueeze(-1), 0.0)
+    seen, layout = times > 0, call.layout
+    asks = seen.any(-1)  # what sees nothing, or is not seen, may be anything
+    if layout.num_queries is not None:
+        slot = torch.arange(q.size(2), device=q.device)
+        slot = slot if layout.query_order is None else layout.query_order.argsort(-1)
+        asks = asks & (slot < layout.num_queries.unsqueeze(-1))
+    q = q.masked_fill(~asks.unsqueeze(-1), 0.0)
+    k, v = (pad(x, (0, 0, 0, 1)) for x in (k, v))  # a slot without a token has zeros
     k, v = (x.masked_fill(~seen.any(-2).unsqueeze(-1), 0.0) for x in (k, v))
-    logits = q @ k.mT / math.sqrt(q.size(-1))  # [B, H, N, N]
+    logits = q @ k.mT / math.sqrt(q.size(-1))  # [B, H, N, N + 1]
     if call.key_bias is not None:
-        bias = call.key_bias.to(q.dtype).unsqueeze(-2)
+        bias = pad(call.key_bias.to(q.dtype), (0, 1)).unsqueeze(-2)
         # Kernels have logits in units of log 2, where the least finite number is -inf.
         logits = logits + bias.masked_fill(torch.isneginf(bias * LOG2_E), -math.inf)
-    if call.layout.least is not None:
-        seen = seen & (logits >= call.layout.least.to(q.dtype).unsqueeze(-1))
+    if layout.least is not None:
+        seen = seen & (logits >= layout.least.to(q.dtype).unsqueeze(-1))
     logits = (logits + times.to(q.dtype).log()).masked_fill(~seen, -math.inf)
 
     # Where no key has a weight, the result is 0, and no gradient passes.
@@ -324,4 +332,4 @@ def _attend_densely(call: Call) -> tuple[Tensor, Tensor]:
     logits = logits.masked_fill(none_seen, 0.0)
     lse = torch.logsumexp(logits, dim=-1).masked_fill(none_seen.squeeze(-1), -math.inf)
     weights = torch.softmax(logits, dim=-1).masked_fill(none_seen, 0.0)
-    return (torch.nn.functional.dropout(weights, call.dropout) @ v).to(call.q.dtype), lse
+    return (dropout(weights, call.dropout) @ v).to(call.q.dtype), lse
