@@ -106,6 +106,7 @@ BIDIRECTIONAL = {
     "kmeans, index": "kmeans(interval=1,index=2)",
     "routing, index": "routing(index=3,gap=2)",
     "taught, index": "taught(index=3,probes=2,gap=2)",
+    "taught, index, summaries": "taught(index=3,probes=2,summaries=4)",
 }
 
 FLAGS = {"window": "attention_window", "clusters": "num_clusters", "rounds": "hash_rounds"}

@@ -52,13 +52,16 @@ def attend(
     if past:  # kept tokens ask for nothing
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
-    results, how = [], {"dropout": heads.dropout, "impl": seen.tokens.impl}
+    results, taken, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if rule.index:
         qkv, layouts, own = calls[0]
         qkv, number = qkv.repeated(), len(sight.ranges)
         ranges, layouts = layouts[:number], layouts[number:]
         v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
-        values, lse, least = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
+        found = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
+        values, lse, least, taken = found
+        probes = len(seen.assignment.rounds[0].queries)  # layouts before and behind, of each
+        taken = taken[:, :, past:].unflatten(-1, (-1, probes)).sum(-2)
         if values is None:
             layouts = [*(replace(one, least=least) for one in ranges), *layouts]
         else:
@@ -72,7 +75,7 @@ def attend(
             wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
             values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
         results.append((values[:, :, past:], lse[..., past:]))
-    out, others = _joined(results, heads, seen, stores)
+    out, others = _joined(results, heads, seen, stores, taken)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)
 
 
@@ -87,11 +90,16 @@ def _over(text: Text, heads: QKV) -> QKV:
 
 
 def _joined(
-    results: list[Result], heads: QKV, seen: Seen, stores: Stores | None
+    results: list[Result],
+    heads: QKV,
+    seen: Seen,
+    stores: Stores | None,
+    taken: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """Values of results joined with what a kind shows besides keys, and what is kept of that."""
     kept = (stores and stores.others) or [None] * len(seen.others)
-    found = [other.attend(heads, store) for other, store in zip(seen.others, kept, strict=True)]
+    both = zip(seen.others, kept, strict=True)
+    found = [other.attend(heads, store, taken) for other, store in both]
     out = join([*results, *(result for result, _ in found)])[0]
     return out.to(heads.q.dtype), tuple(store for _, store in found)
 
@@ -216,13 +224,29 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     given |= {"place": place, "index": rule.index, "gap": rule.gap, "number_of_sinks": rule.sinks}
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp
-    biased = seen.assignment.key_bias is not None
-    listed = lists.look(read, place - rule.gap)._replace(biased=biased, most=rule.index)
+    listed = lists.look(read, place - rule.gap)
+    listed = listed._replace(biased=seen.assignment.key_bias is not None)
+    listed, taken = _best(q, listed, for_each(q, lists.clusters), read, rule.index)
     near = lists.near(rule.gap, rule.sinks, place)
     visible = [listed, _own(entries, tokens, rule), near]
-    out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores)
+    out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores, taken)
     lists.store(entries, written, tokens, rule.sinks)
     return out, replace(stores, others=others)
+
+
+def _best(
+    q: Tensor, listed: Entries, clusters: Tensor, read: Tensor, number: int
+) -> tuple[Entries, Tensor]:
+    """Of what queries [B, H, 1, E] see of clusters [B, H, M] that they read, int64 [B, Q, P], the
+    entries of so many largest logits; and how many of them are of each cluster [B, H, 1, P]."""
+    found = _logits(at_least_float32(q) / math.sqrt(q.size(-1)), listed)
+    best = found.topk(min(number, found.size(-1))).indices  # [B, H, T]
+    entries = for_each(q, listed.entries.unflatten(0, (len(q), -1)))
+    entries = entries.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, entries.size(-1)))
+    hidden = for_each(q, listed.hidden.squeeze(2)).gather(-1, best)
+    same = clusters.gather(-1, best).unsqueeze(-1) == for_each(q, read).unsqueeze(-2)
+    taken = (same & ~hidden.unsqueeze(-1)).sum(-2).unsqueeze(2)
+    return listed._replace(entries=entries.flatten(0, 1), hidden=hidden.unsqueeze(2)), taken
 
 
 def _own(entries: Tensor, tokens: Tokens, rule: Rule) -> Entries:
@@ -269,30 +293,30 @@ def _softmax(q: Tensor, visible: Sequence[Entries], seen: Seen) -> tuple[Tensor,
     """Values [B, H, 1, E] that queries attend to, by one softmax over all that is visible, and the
     log-sum-exp if they are joined with others."""
     batch, heads, _, width = q.shape
-    q, logits = at_least_float32(q) / math.sqrt(width), []
-    each, lowest = [at_least_float32(part.entries) for part in visible], torch.finfo(q.dtype).min
-    for part, entries in zip(visible, each, strict=True):
-        asks = pad(q, (0, 1), value=1.0) if part.biased else q  # the bias is one more number
-        # Heads that share keys stand side by side, as queries of one product.
-        rows = asks.reshape(len(entries), -1, asks.size(-1))
-        found = torch.bmm(rows, entries[..., : asks.size(-1)].mT)
-        if part.bias:
-            found = found + part.bias
-        if part.hidden is not None:
-            groups = part.hidden.size(1)
-            by_group = found.view(batch, groups, heads // groups, found.size(-1))
-            by_group.masked_fill_(part.hidden, lowest)
-        if part.most is not None and part.most < found.size(-1):
-            least = found.topk(part.most).values[..., -1:]
-            found.masked_fill_(found < least, lowest)
-        logits.append(found.view(batch, heads, found.size(-1)))
+    q = at_least_float32(q) / math.sqrt(width)
+    visible = [part._replace(entries=at_least_float32(part.entries)) for part in visible]
+    logits = [_logits(q, part) for part in visible]
     sizes, logits = [found.size(-1) for found in logits], torch.cat(logits, dim=-1)
     weights = torch.softmax(logits, dim=-1).split(sizes, dim=-1)
     some, out = any(part.hidden is None for part in visible), 0.0
-    for part, entries, weight in zip(visible, each, weights, strict=True):
+    for part, weight in zip(visible, weights, strict=True):
+        entries = part.entries
         if not some:  # where nothing is seen, all weights are alike
             hidden = part.hidden.expand(-1, -1, heads // part.hidden.size(1), -1)
             weight = weight.masked_fill(hidden.reshape(weight.shape), 0.0)
         rows = weight.reshape(len(entries), batch * heads // len(entries), weight.size(-1))
         out = out + torch.bmm(rows, entries[..., -width:]).view(batch, heads, 1, width)
     return out, logits.logsumexp(-1, keepdim=True) if seen.others else None
+
+
+def _logits(q: Tensor, part: Entries) -> Tensor:
+    """Of queries [B, H, 1, E] and M entries [B, H, M]; the least number where they are hidden."""
+    asks = pad(q, (0, 1), value=1.0) if part.biased else q  # the bias is one more number
+    # Heads that share keys stand side by side, as queries of one product.
+    rows = asks.reshape(len(part.entries), -1, asks.size(-1))
+    found = torch.bmm(rows, at_least_float32(part.entries[..., : asks.size(-1)]).mT) + part.bias
+    found = found.view(*q.shape[:2], -1)
+    if part.hidden is not None:
+        by_group = found.unflatten(1, (part.hidden.size(1), -1))
+        by_group.masked_fill_(part.hidden, torch.finfo(q.dtype).min)
+    return found

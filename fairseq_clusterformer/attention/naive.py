@@ -68,8 +68,8 @@ def _attended(head: Head, i: int) -> Tensor:
     if i not in far and not (rule.own == "fallback" and far + near):
         near.append(i)  # its own key
     entries = [(k[j], v[j], head.bias[j]) for j in far] + [(k[j], v[j], 0.0) for j in near]
-    for some in means(head, i):
-        entries.append((k[some].mean(0), v[some].mean(0), math.log(len(some))))
+    for some, number in means(head, i, far):
+        entries.append((k[some].mean(0), v[some].mean(0), math.log(number)))
     keys, values, bias = zip(*entries, strict=True)
     logits = torch.stack(keys) @ q[i] / math.sqrt(q.size(1)) + q.new_tensor(bias)
     return logits.softmax(0) @ torch.stack(values)
@@ -120,9 +120,10 @@ def segment(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[in
     return [*range(max(rule.sinks, begin - memory), end)]
 
 
-def means(head: Head, i: int) -> list[list[int]]:
-    """Keys that query i sees as one, their mean: in taught heads with summaries those of each
-    cluster that it looks not into, causal: ``gap`` or more before its chunk of the text."""
+def means(head: Head, i: int, far: list[int]) -> list[tuple[list[int], int]]:
+    """Keys that query i sees as one, their mean, and for how many of them it stands: in taught
+    heads with summaries those of each cluster that it looks not into, causal: ``gap`` or more
+    before its chunk of the text. Of an index, those that are not among its ``far`` ones."""
     rule, every = head.router.rule, head.kind == "taught" and head.router.options.summaries
     if not every or i < rule.sinks:
         return []
@@ -130,9 +131,11 @@ def means(head: Head, i: int) -> list[list[int]]:
     found: dict[int, list[int]] = {}
     for j, cluster in enumerate(head.of_keys[0]):
         seen = rule.sinks <= j <= last and (rule.causal or j != i)
-        if seen and cluster not in head.looks[0][i]:
+        if seen and (rule.index or cluster not in head.looks[0][i]):
             found.setdefault(cluster, []).append(j)
-    return list(found.values())
+    of_far = [head.of_keys[0][j] for j in far] if rule.index else []
+    both = [(some, len(some) - of_far.count(cluster)) for cluster, some in found.items()]
+    return [(some, number) for some, number in both if number > 0]
 
 
 SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}

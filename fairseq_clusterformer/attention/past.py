@@ -58,7 +58,6 @@ class Entries(NamedTuple):
     hidden: Tensor | None = None  # those that it does not see, bool [B, Q, 1, slots]; None: none
     biased: bool = False  # whether the bias of an entry, which follows its key, counts
     bias: float = 0.0  # of each
-    most: int | None = None  # only so many of the largest logits are seen
 
 
 class Keys(NamedTuple):

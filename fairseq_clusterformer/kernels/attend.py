@@ -118,12 +118,13 @@ def joint_attention(
 @torch.no_grad()
 def largest(
     q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, impl: str
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """An index: of the keys that queries have in ranges of all layouts, whose keys are in one
     order, the ``number`` of largest logits. Returns values and log-sum-exp, at least float32 and
     without gradients (None: no v is given, or the kernel attends by layouts); and the ``least`` of
     :class:`Layout` that hides all other keys, -inf where there are none. What rounding could
-    confuse with the last of them is seen, too."""
+    confuse with the last of them is seen, too. Last, how many keys of each layout a query sees,
+    int64 [B, H, N, layouts]."""
     q, k = at_least_float32(q), at_least_float32(k)
     number = min(number, sum(layout.slots for layout in layouts))
     slack = torch.finfo(q.dtype).eps ** 0.75
@@ -131,9 +132,7 @@ def largest(
     if in_cpp and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, layouts, number, slack)
     calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
-    found = _largest_logits(q, k, _flat(calls, False)[0][5:], number + 1)
-    least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
-    return None, None, least - (1 + least.abs()) * slack
+    return None, None, *_largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:
@@ -225,16 +224,23 @@ class _Attention(torch.autograd.Function):
 
 
 @_operator("fairseq_clusterformer::largest_logits")
-def _largest_logits(q: Tensor, k: Tensor, layouts: list[Tensor], number: int) -> Tensor:
-    """So many of all layouts together [B, H, N, number]; -inf where there are fewer."""
-    found = q.new_empty(*q.shape[:3], 0)
+def _largest_logits(
+    q: Tensor, k: Tensor, layouts: list[Tensor], number: int, slack: float
+) -> tuple[Tensor, Tensor]:
+    """Below the ``number`` largest of all layouts, and how many of each are no smaller."""
     with autocast_off(q):
-        for call in _calls([q, k, k, None, None, *layouts], (None, 0.0, False)):
-            found = torch.cat([found, best(call, number)], dim=-1).topk(number).values
-    return found
+        calls = _calls([q, k, k, None, None, *layouts], (None, 0.0, False))
+        each = torch.stack([best(call, number + 1) for call in calls], dim=-2)
+    found = each.flatten(-2).topk(number + 1).values
+    least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
+    least = least - (1 + least.abs()) * slack
+    return least, ((each >= least[..., None, None]) & each.isfinite()).sum(-1)
 
 
-_largest_logits.register_fake(lambda q, _k, _of, number: q.new_empty(*q.shape[:3], number))
+@_largest_logits.register_fake
+def _(q, _k, layouts, _number, _slack):
+    each = q.new_empty(*q.shape[:3], len(layouts) // _OF_LAYOUT, dtype=torch.long)
+    return q.new_empty(q.shape[:3]), each
 
 
 _INPUTS = (

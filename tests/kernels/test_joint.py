@@ -141,7 +141,12 @@ def test_the_largest_logits_of_all_layouts(impl, biased, number):
     assert not more.all()
     assert largest(q, k, None, layouts, 10**9, impl)[2].isneginf().all()  # no room for so many
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        values, _, least = largest(q.to(dtype), k.to(dtype), v.to(dtype), layouts, number, impl)
+        given = q.to(dtype), k.to(dtype), v.to(dtype), layouts, number, impl
+        values, _, least, taken = largest(*given)
+        if dtype == torch.float64:
+            chosen = logits >= least.double().unsqueeze(-1)
+            expected = [(seen_keys(layout) & chosen).sum(-1) for layout in layouts]
+            assert torch.equal(taken, torch.stack(expected, dim=-1))
         assert least[~more].isneginf().all()
         assert (least <= ordered[..., number - 1] + close).all()
         assert (least > ordered[..., number] - close)[more].all()

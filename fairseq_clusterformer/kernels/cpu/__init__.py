@@ -78,7 +78,7 @@ class Cpu(Kernel):
 
 def index(
     q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, slack: float
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
     q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
@@ -89,22 +89,25 @@ def index(
     if v is not None:
         given |= {"v": v, "out": empty_like(q), "lse": torch.empty_like(given["least"])}
     given |= {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}
+    given["taken"] = torch.empty(*q.shape[:3], len(layouts), dtype=torch.long)
     given |= {"slots": layouts[0].slots, "key_order": layouts[0].key_order}
     if (bias := layouts[0].key_bias) is not None:
         given["key_bias"] = bias.to(q.dtype)
     run("index", "index", q.dtype, width, q=q, k=k, number=number, slack=slack, **given)
-    return given.get("out"), given.get("lse"), given["least"]
+    return given.get("out"), given.get("lse"), given["least"], given["taken"]
 
 
-def means(q: Tensor, sums: Tensor, chunk: Tensor, looked: Tensor) -> tuple[Tensor, Tensor]:
+def means(
+    q: Tensor, sums: Tensor, chunk: Tensor, looked: Tensor, taken: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Values and log-sum-exp of queries [B, H, N, E] that see means, without gradients: those of
-    the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N], where clusters [B, H, N, P]
-    are hidden; nothing in chunk M."""
+    the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N]; nothing in chunk M. Of each
+    cluster ``looked`` into [B, H, N, P], as many keys are ``taken`` out; None: all."""
     q = _in_rows(q)
     given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
     given |= {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
     given |= {"chunk": chunk.unsqueeze(1), "looked": looked, "probes": looked.size(-1)}
-    given |= {"q": q, "sums": sums.flatten(2, 3), "out": empty_like(q)}
+    given |= {"q": q, "sums": sums.flatten(2, 3), "out": empty_like(q), "taken": taken}
     given["lse"] = q.new_empty(q.shape[:3])
     run("means", "means", q.dtype, q.size(-1), **given)
     return given["out"], given["lse"]

@@ -8,7 +8,7 @@
 
 #include "simd.h"
 
-#if defined(__AVX2__) && defined(__BMI2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__BMI2__))
 #include <immintrin.h>
 #endif
 
@@ -17,6 +17,7 @@ DECLARE(Index,
   Tensor key_order;           // token at each key slot, [B, H, M]
   const int64_t *query_order, *lo, *hi;  // token at each query slot and its range, [B, H, R, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
+  int64_t* taken;             // keys that are seen of each range of a query, [B, H, N, R]
   int64_t batch, heads, length, slots, ranges, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )
@@ -27,8 +28,9 @@ constexpr int64_t BLOCK = 128;  // tokens
 
 // A range of a query; its logits are those of all strips of keys that it has a part in.
 struct Pair {
-  int64_t lo, hi, query;
+  int64_t lo, hi, query, range;
   T* logits;
+  Int until;  // where those of its slots that are compared end
   int64_t begin() const { return lo & -Q; }
   int64_t end() const { return (hi + Q - 1) & -Q; }
   T* at(int64_t slot) const { return logits + slot - begin(); }
@@ -60,7 +62,15 @@ T least_of(const T* logits, int64_t count, int64_t number, T high) {
 
 // Writes `slot` and those behind it whose lanes are set, side by side; returns how many.
 inline Int append(I is, Int slot, Int* to) {
-#if defined(__AVX2__) && defined(__BMI2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) {
+    I slots;
+    for (int n = 0; n < L; n++) slots[n] = slot + n;
+    const __mmask16 set = _mm512_test_epi32_mask((__m512i)is, (__m512i)is);
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(set, (__m512i)slots));
+    return __builtin_popcount(set);
+  }
+#elif defined(__AVX2__) && defined(__BMI2__)
   if constexpr (L == 8 && sizeof(T) == 4) {
     const int set = _mm256_movemask_ps((__m256)is);
     const uint64_t bytes = _pdep_u64(set, 0x0101010101010101) * 0xFF;
@@ -134,7 +144,7 @@ struct Worker {
     for (int64_t query = begin; query < end; query++)
       for (int64_t r = 0; r < p.ranges; r++) {
         const int64_t* bound = &bounds[(query * p.ranges + r) * 2];
-        const Pair pair = {bound[0], bound[1], query, nullptr};
+        const Pair pair = {bound[0], bound[1], query, r, nullptr, 0};
         if (pair.lo >= pair.hi) continue;
         pairs.push_back(pair), places[pair.lo + 1]++;
         count += pair.end() - pair.begin();
@@ -158,9 +168,9 @@ struct Worker {
       }
       multiply(&sorted[first], number, until);
     }
-    const Pair* pair = pairs.data();
+    Pair* pair = pairs.data();
     for (int64_t query = begin; query < end; query++) {
-      const Pair* first = pair;
+      Pair* const first = pair;
       while (pair < pairs.data() + pairs.size() && pair->query == query) pair++;
       choose(query, first, pair);
     }
@@ -191,7 +201,7 @@ struct Worker {
 
   // What a query sees of the logits of its pairs, which stand side by side. Few of them are looked
   // at several times: those that are no smaller than a guess.
-  void choose(int64_t query, const Pair* first, const Pair* end) {
+  void choose(int64_t query, Pair* first, const Pair* end) {
     T* weights = reinterpret_cast<T*>(memory.get()) + room;
     T least = -INF, peak = LOWEST, total = 0;
     const int64_t count = first < end ? end[-1].at(end[-1].end()) - first->logits : 0;
@@ -199,12 +209,13 @@ struct Worker {
     if (count <= 4 * p.number) from = LOWEST;
     Int few = 0, kept = 0, *to = chosen.data();
     for (;; from = LOWEST, few = 0) {
-      for (const Pair* pair = first; pair < end; pair++) {
+      for (Pair* pair = first; pair < end; pair++) {
         const Int before = few, stop = pair->end();  // locals, which no store changes
         const T* logits = pair->at(0);
         for (Int slot = pair->begin(); slot < stop; slot += L)
           few += append(vec(logits + slot) >= V{} + from, slot, to + few);
         for (Int i = before; i < few; i++) weights[i] = logits[to[i]];
+        pair->until = few;
       }
       std::fill_n(weights + few, L, INF);
       least = least_of(weights, few, p.number, peak);
@@ -212,11 +223,19 @@ struct Worker {
       if (least >= from || from == LOWEST) break;
     }
     *p.least.at<T>(row, head, query) = least;
-    if (!p.v.data) return;
-    for (Int i = 0; i < few; i++) {  // without a branch to guess
-      const T weight = weights[i];
-      weights[kept] = weight, to[kept] = to[i], kept += weight >= least;
+    const T floor = std::max(least, LOWEST);
+    int64_t* taken = p.taken + ((row * p.heads + head) * p.length + query) * p.ranges;
+    std::fill_n(taken, p.ranges, 0);
+    Int i = 0;
+    for (const Pair* pair = first; pair < end; pair++) {
+      taken[pair->range] -= kept;
+      for (; i < pair->until; i++) {  // without a branch to guess
+        const T weight = weights[i];
+        weights[kept] = weight, to[kept] = to[i], kept += weight >= floor;
+      }
+      taken[pair->range] += kept;
     }
+    if (!p.v.data) return;
     for (int64_t i = 0; i < kept; i += L)
       vec(weights + i) = exp2((vec(weights + i) - peak) * T(LOG2_E));
     V sum[P / L] = {};

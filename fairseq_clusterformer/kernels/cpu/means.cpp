@@ -1,4 +1,4 @@
-// Means on a CPU: each cluster that a query does not look into as one key, the mean of its keys.
+// Means on a CPU: each cluster as one key, the mean of its keys, for those that a query sees not.
 //
 // A task is a block of the tokens of a row and head. Tokens of a chunk see the same means, which
 // are made once for all of them that stand side by side.
@@ -11,7 +11,8 @@ DECLARE(Means,
   Tensor q;               // [B, H, N, E]
   Tensor sums;            // of keys, of values, and how many they are, [B, J, M * K, 2 E + 1]
   Tensor chunk;           // that a token sees, [B, 1, N]; M: none
-  const int64_t* looked;  // clusters whose means are hidden, [B, H, N, probes]
+  // clusters that a query looks into, and how many keys of each it sees, [B, H, N, probes]; all
+  const int64_t *looked, *taken;
   Tensor out, lse;        // values and their log-sum-exp
   int64_t batch, heads, key_heads, length, chunks, clusters, probes, threads;
 )
@@ -25,7 +26,7 @@ struct Worker {
   const T scale = 1 / std::sqrt(double(E));
   const int64_t room = rounded_up(p.clusters, Q);
   int64_t row = -1, head = -1, chunk = -1;
-  Buffer keys{size_t(room * P)}, values{size_t(room * P)}, biases{size_t(room)};
+  Buffer keys{size_t(room * P)}, values{size_t(room * P)}, biases{size_t(room)}, numbers{size_t(room)};
   Buffer rows{size_t(std::max(ROWS, Q) * P)}, logits{size_t(ROWS * room)};
   Buffer weights{size_t(ROWS * room)}, sum{size_t(ROWS * P)}, none{2 * E + 1};  // weights [K][ROWS]
 
@@ -39,7 +40,7 @@ struct Worker {
       const T number = of[2 * E], share = number > 0 ? 1 / number : 0;
       for (int e = 0; e < E; e++)
         rows[c % Q * P + e] = of[e] * share, values[c * P + e] = of[E + e] * share;
-      biases[c] = number > 0 ? std::log(number) : -INF;
+      biases[c] = number > 0 ? std::log(number) : -INF, numbers[c] = number;
       if (c % Q == Q - 1) transpose(rows, keys + (c - Q + 1) * P);
     }
   }
@@ -62,7 +63,10 @@ struct Worker {
     for (int r = 0; r < R; r++) {
       T* const of = logits + r * room;
       const int64_t query = (row * p.heads + head) * p.length + first + r;
-      for (int64_t i = 0; i < p.probes; i++) of[p.looked[query * p.probes + i]] = -INF;
+      for (int64_t i = query * p.probes; i < (query + 1) * p.probes; i++) {
+        const T number = numbers[p.looked[i]], left = p.taken ? number - p.taken[i] : 0;
+        of[p.looked[i]] += left > 0 ? std::log(left / number) : -INF;
+      }
       const T peak = std::max(*std::max_element(of, of + p.clusters), LOWEST);
       V total = {};
       for (int64_t c = 0; c < room; c += L)

@@ -78,6 +78,7 @@ struct Sight {
   int64_t number_of_listed;
   std::vector<T> of_listed, rest;
   std::vector<char> reads;  // whether a list is read, [R + 1]
+  std::vector<int64_t> taken;  // keys that are seen of each list, [R + 1]
 
   explicit Sight(const Step& p)
       : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0) {}
@@ -200,6 +201,9 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
                p.read + reader * p.probes);
     sight.best(of_key_head, p.index, biased);
+    sight.taken.assign(p.rings + 1, 0);
+    for (int64_t i = 0; i < sight.number_of_listed; i++)
+      sight.taken[p.lists[of_row * p.window + sight.listed[i]]]++;
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
@@ -226,9 +230,9 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   const int64_t *read = p.read + reader * p.probes, *end = read + p.probes;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * E + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * E + 1) {
-    const T count = sums[2 * E];
-    if (count == 0 || std::find(read, end, k) != end) continue;
-    sight.add(sums, sums + E, 1 / count, std::log(count));
+    const T count = sums[2 * E], all = std::find(read, end, k) != end ? count : 0;
+    const T left = count - (p.index ? T(sight.taken[k]) : all);
+    if (left > 0) sight.add(sums, sums + E, 1 / count, std::log(left));
   }
 }
 
