@@ -90,11 +90,7 @@ def _over(text: Text, heads: QKV) -> QKV:
 
 
 def _joined(
-    results: list[Result],
-    heads: QKV,
-    seen: Seen,
-    stores: Stores | None,
-    taken: Tensor | None = None,
+    results: list[Result], heads: QKV, seen: Seen, stores: Stores | None, taken: Tensor | None
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """Values of results joined with what a kind shows besides keys, and what is kept of that."""
     kept = (stores and stores.others) or [None] * len(seen.others)
@@ -204,7 +200,7 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         slot = torch.arange(sinks.size(2), device=place.device)
         hidden = slot >= place if gap > 0 else slot > place  # itself, if nothing else shows it
         visible.append(Entries(of_sinks.flatten(0, 1), hidden[:, None, None]))
-    out, others = _joined([_softmax(heads.q, visible, seen)], heads, seen, stores)
+    out, others = _joined([_softmax(heads.q, visible, seen)], heads, seen, stores, None)
     if gap > 0:
         store()
     return out, replace(stores, sinks=sinks, others=others)
