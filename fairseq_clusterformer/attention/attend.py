@@ -58,8 +58,7 @@ def attend(
         qkv, number = qkv.repeated(), len(sight.ranges)
         ranges, layouts = layouts[:number], layouts[number:]
         v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
-        found = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
-        values, lse, least, taken = found
+        values, lse, least, taken = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
         probes = len(seen.assignment.rounds[0].queries)  # layouts before and behind, of each
         taken = taken[:, :, past:].unflatten(-1, (-1, probes)).sum(-2)
         if values is None:
@@ -222,27 +221,18 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
         return in_cpp
     listed = lists.look(read, place - rule.gap)
     listed = listed._replace(biased=seen.assignment.key_bias is not None)
-    listed, taken = _best(q, listed, for_each(q, lists.clusters), read, rule.index)
+    # Of all that is listed, so many of largest logits, and those that are equal to them.
+    logits = _logits(at_least_float32(q) / math.sqrt(q.size(-1)), listed)
+    least = logits.topk(min(rule.index, lists.steps)).values[..., -1:]
+    hidden = for_each(q, listed.hidden.squeeze(2)) | (logits < least)
+    clusters = for_each(q, lists.clusters[..., : lists.steps]).unsqueeze(-2)
+    taken = (clusters == for_each(q, read).unsqueeze(-1)) & ~hidden.unsqueeze(-2)
+    taken, listed = taken.sum(-1).unsqueeze(2), listed._replace(hidden=hidden.unsqueeze(2))
     near = lists.near(rule.gap, rule.sinks, place)
     visible = [listed, _own(entries, tokens, rule), near]
     out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores, taken)
     lists.store(entries, written, tokens, rule.sinks)
     return out, replace(stores, others=others)
-
-
-def _best(
-    q: Tensor, listed: Entries, clusters: Tensor, read: Tensor, number: int
-) -> tuple[Entries, Tensor]:
-    """Of what queries [B, H, 1, E] see of clusters [B, H, M] that they read, int64 [B, Q, P], the
-    entries of so many largest logits; and how many of them are of each cluster [B, H, 1, P]."""
-    found = _logits(at_least_float32(q) / math.sqrt(q.size(-1)), listed)
-    best = found.topk(min(number, found.size(-1))).indices  # [B, H, T]
-    entries = for_each(q, listed.entries.unflatten(0, (len(q), -1)))
-    entries = entries.gather(2, best.unsqueeze(-1).expand(-1, -1, -1, entries.size(-1)))
-    hidden = for_each(q, listed.hidden.squeeze(2)).gather(-1, best)
-    same = clusters.gather(-1, best).unsqueeze(-1) == for_each(q, read).unsqueeze(-2)
-    taken = (same & ~hidden.unsqueeze(-1)).sum(-2).unsqueeze(2)
-    return listed._replace(entries=entries.flatten(0, 1), hidden=hidden.unsqueeze(2)), taken
 
 
 def _own(entries: Tensor, tokens: Tokens, rule: Rule) -> Entries:

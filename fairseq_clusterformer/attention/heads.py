@@ -124,7 +124,7 @@ class ProjectedHeads(nn.Module):
         """Projected queries ("q"), keys or values [B, N, H * E] as heads [B, H, N, E]; queries and
         keys with their norm, if they have one."""
         x = x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
-        return self.norms[name](x) if name in self.norms else x
+        return self.norms[name](x).to(x.dtype) if name in self.norms else x  # autocast widens it
 
     def project(
         self, x: Tensor, around: Convolved, exactly: slice | None = None, constant: bool = False

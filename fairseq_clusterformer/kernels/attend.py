@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..precision import at_least_float32, autocast_off
 from . import cpu as of_cpu
-from .blocks import Blocks, best
+from .blocks import Blocks, by_query
 from .cpu import Cpu
 from .kernel import TENSORS, Call, Carry, Kernel, Layout, Own, Reference, empty_like, validate
 from .triton import Triton
@@ -230,11 +230,17 @@ def _largest_logits(
     """Below the ``number`` largest of all layouts, and how many of each are no smaller."""
     with autocast_off(q):
         calls = _calls([q, k, k, None, None, *layouts], (None, 0.0, False))
-        each = torch.stack([best(call, number + 1) for call in calls], dim=-2)
-    found = each.flatten(-2).topk(number + 1).values
-    least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
-    least = least - (1 + least.abs()) * slack
-    return least, ((each >= least[..., None, None]) & each.isfinite()).sum(-1)
+        most = [by_query(call, number + 1, lambda x, n: x.topk(n).values) for call in calls]
+        each = torch.stack(most, dim=-2)
+        found = each.flatten(-2).topk(number + 1).values
+        least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
+        least = least - (1 + least.abs()) * slack
+        taken = ((each >= least[..., None, None]) & each.isfinite()).sum(-1)
+        if (taken > number).any():  # more may be equal
+            calls = [call._replace(layout=replace(call.layout, least=least)) for call in calls]
+            count = [by_query(call, 1, lambda x, _: x.isfinite().sum(-1, True)) for call in calls]
+            taken = torch.cat(count, dim=-1).long()
+    return least, taken
 
 
 @_largest_logits.register_fake

@@ -11,7 +11,7 @@ order, T slots of a tile, c tiles of a group.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -208,14 +208,15 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
     return Gradients(d_q, d_k.to(call.k.dtype), d_v.to(call.v.dtype), d_bias)
 
 
-def best(call: Call, number: int) -> Tensor:
-    """The largest logits of each query [B, H, N, number], at least float32; -inf: it has fewer."""
+def by_query(call: Call, number: int, find: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """So many numbers of each query [B, H, N, number], at least float32, that a function finds in
+    its logits, as many as there are at most; -inf: it has fewer."""
     plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
     q_tiles = plan.to_slots(call.q, plan.queries)
     found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)
     for queries, *_, logits in plan.logits(q_tiles, plan.of_keys()):
         most = min(number, logits.size(-1))
-        found[queries, :, :most] = logits.topk(most).values.div_(LOG2_E)
+        found[queries, :, :most] = find(logits.div_(LOG2_E), most).to(dtype)
     return plan.to_tokens(found, plan.queries)
 
 

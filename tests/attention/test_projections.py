@@ -198,3 +198,12 @@ class TestCopyingStart:
     def test_where_it_is_refused(self, causal, width, said):
         with pytest.raises(ValueError, match=said):
             build("full", causal=causal, of={"short_convolution": width, "copying_start": True})
+
+
+def test_norms_keep_the_precision_of_heads(monkeypatch):
+    """Autocast on CUDA returns what a norm makes in float32; values would be in half of it."""
+    layer = MultiheadAttention(16, 2, kinds="full", causal=True, qk_norm=1e-6)
+    of, rms_norm = torch.nn.functional, torch.nn.functional.rms_norm
+    monkeypatch.setattr(of, "rms_norm", lambda x, *others: rms_norm(x.float(), *others))
+    q = layer.split("q", torch.randn(1, 3, 16, dtype=torch.bfloat16))
+    assert q.dtype == torch.bfloat16

@@ -383,3 +383,14 @@ def test_a_prompt_without_gradients_sees_the_same_means(sees, padded, gap, monke
     assert len(calls) == 3
     for out in (found, portions):
         torch.testing.assert_close(out[~mask], expected[~mask])
+
+
+@torch.no_grad()
+def test_equal_keys_are_seen_together():
+    """Of an index, whoever chooses, and in steps: all that are equal to the last of its keys."""
+    module = layer("taught(index=2,clusters=3,routing_convolution=0,summaries=4,gap=2)").eval()
+    x, found = torch.randn(B, 3, D).double()[:, torch.arange(N) % 3], []
+    for module.impl in ("cpu", "blocks"):
+        found += module(x)[0], by_steps(module, x)[0]
+    for out in found[1:]:
+        torch.testing.assert_close(out, found[0])
