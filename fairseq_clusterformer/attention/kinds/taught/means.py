@@ -3,8 +3,8 @@
 Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
 and the value ``mean_v``: what dense attention would give if the keys were alike. Keys that a full
 ring has dropped stay visible this way, except to queries of their own cluster. Of a cluster from
-which an index shows m keys, the mean stands for the other n - m. (NSA and RetroInfer, both 2025,
-attend to blocks and clusters alike.)
+which an index shows m keys, the mean stands for n - m; a causal one may lag behind these m. (NSA
+and RetroInfer, both 2025, attend to blocks and clusters alike.)
 
 Shape letters: K clusters, that of dropped keys among them, M chunks, S tokens of a chunk,
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
