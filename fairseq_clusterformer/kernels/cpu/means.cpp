@@ -1,4 +1,4 @@
-// Means on a CPU: each cluster as one key, the mean of its keys, for those that a query sees not.
+// Means on a CPU: the mean of each cluster's keys as one key, for what is not seen otherwise.
 //
 // A task is a block of the tokens of a row and head. Tokens of a chunk see the same means, which
 // are made once for all of them that stand side by side.
@@ -11,7 +11,8 @@ DECLARE(Means,
   Tensor q;               // [B, H, N, E]
   Tensor sums;            // of keys, of values, and how many they are, [B, J, M * K, 2 E + 1]
   Tensor chunk;           // that a token sees, [B, 1, N]; M: none
-  // clusters that a query looks into, and how many keys of each it sees, [B, H, N, probes]; all
+  // clusters that a query looks into, [B, H, N, probes], and how many keys of each an index shows;
+  // without that, their means are hidden
   const int64_t *looked, *taken;
   Tensor out, lse;        // values and their log-sum-exp
   int64_t batch, heads, key_heads, length, chunks, clusters, probes, threads;
@@ -26,7 +27,8 @@ struct Worker {
   const T scale = 1 / std::sqrt(double(E));
   const int64_t room = rounded_up(p.clusters, Q);
   int64_t row = -1, head = -1, chunk = -1;
-  Buffer keys{size_t(room * P)}, values{size_t(room * P)}, biases{size_t(room)}, numbers{size_t(room)};
+  Buffer keys{size_t(room * P)}, values{size_t(room * P)};
+  Buffer biases{size_t(room)}, numbers{size_t(room)};
   Buffer rows{size_t(std::max(ROWS, Q) * P)}, logits{size_t(ROWS * room)};
   Buffer weights{size_t(ROWS * room)}, sum{size_t(ROWS * P)}, none{2 * E + 1};  // weights [K][ROWS]
 
