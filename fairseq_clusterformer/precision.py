@@ -8,6 +8,8 @@ from functools import wraps
 import torch
 from torch import Tensor, nn
 
+from .products import linear
+
 HALF = (torch.float16, torch.bfloat16)
 # How float32 matrix products are computed, on each kind of device.
 _PRODUCTS = {"cuda": torch.backends.cuda.matmul, "cpu": torch.backends.mkldnn.matmul}
@@ -125,7 +127,7 @@ def _any_reduced() -> bool:
 def exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``linear`` in float32 or more; the backward pass keeps what it needs as it was given."""
     if x.dtype == weight.dtype not in HALF and not torch.is_autocast_enabled(x.device.type):
-        return nn.functional.linear(x, weight, bias)
+        return linear(x, weight, bias)
     if x.dtype in HALF and not torch.compiler.is_compiling():
         return _ExactLinear.apply(x, weight, bias)
     return _linear(x, weight, bias)

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..precision import exact_linear, full_float32, is_exact
+from ..products import mapped
 from .options import Heads, check_divides
 from .projections import QKV, RelativePositions, Rotary, ShortConvolution, turned
 from .tokens import Batch
@@ -142,7 +143,7 @@ class ProjectedHeads(nn.Module):
 
     def heads_of(self, name: str, x: Tensor, around: Convolved) -> Tensor:
         """Queries ("q"), keys or values of all heads, [B, N, D] to [B, H or J, N, E]."""
-        x = getattr(self, f"{name}_proj")(x)
+        x = mapped(getattr(self, f"{name}_proj"), x)
         if name in self.convolutions:
             x = around(self.convolutions[name], f"{name}.before", x)
         return self.split(name, x)
@@ -175,7 +176,7 @@ class ProjectedHeads(nn.Module):
     def merge(self, outputs: Sequence[Tensor]) -> Tensor:
         """The layer's output [B, N, D] of the values of all heads, [B, H, N, E] each."""
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return mapped(self.out_proj, out.transpose(1, 2).flatten(2))
 
     def average_heads(self, state_dict: State, prefix: str) -> None:
         """Where a checkpoint has more heads of keys and values, take means of those that are

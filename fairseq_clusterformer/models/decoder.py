@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
+from fairseq_clusterformer.products import mapped
 
 from .stack import ClusteredLayer, ClusteredStack, SegmentState, State
 
@@ -59,12 +60,7 @@ class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
             )
             x = self.added(norm, x, change)
 
-        norm = self.final_layer_norm
-        change = self.activation_dropout_module(self.activated(self.normed(norm, x)))
-        if self.ffn_layernorm is not None:
-            change = self.ffn_layernorm(change)
-        residual = x if self.w_resid is None else self.w_resid * x
-        return self.added(norm, residual, self.fc2(change)), weights, *chain(*reports)
+        return self.fed_forward(x), weights, *chain(*reports)
 
 
 class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
@@ -94,6 +90,12 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return self.build_layer(ClusterformerDecoderLayer, cfg, no_encoder_attn)
+
+    def output_layer(self, features: Tensor) -> Tensor:
+        """fairseq's: logits [B, N, V], or features [B, N, D] where the softmax is adaptive."""
+        if self.adaptive_softmax is not None:
+            return features
+        return mapped(self.output_projection, features)
 
     def extract_features_scriptable(
         self,

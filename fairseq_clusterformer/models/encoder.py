@@ -21,7 +21,7 @@ from fairseq_clusterformer.clustering import Report, initial_centroids
 from .checkpoints import CheckpointError, ExplainedCheckpoints
 from .options import EncoderClusteringOptions, attention_plan, complete, option, options_of, sized
 from .pretrained import load_pretrained
-from .stack import ClusteredLayer, ClusteredStack, at_once_in
+from .stack import ClusteredLayer, ClusteredStack
 
 #: learns on a laptop's processor in minutes
 TINY = sized("encoder", 2, 64, 128, 4)
@@ -45,13 +45,7 @@ class ClusterformerEncoderLayer(ClusteredLayer, TransformerEncoderLayerBase):
         norm = self.self_attn_layer_norm
         read = self.normed(norm, x)
         change, reports = self.self_attn(read, encoder_padding_mask, centroids=centroids)
-        x = self.added(norm, x, change)
-
-        at_once, norm, out = at_once_in(self, x.device), self.final_layer_norm, []
-        for part in [x] if at_once is None else x.split(max(1, at_once // x.size(1))):
-            change = self.activation_dropout_module(self.activated(self.normed(norm, part)))
-            out.append(self.added(norm, part, self.fc2(change)))
-        return torch.cat(out), *chain(*reports)
+        return self.fed_forward(self.added(norm, x, change)), *chain(*reports)
 
 
 class ClusterformerEncoder(ClusteredStack, TransformerEncoderBase):

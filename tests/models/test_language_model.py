@@ -41,6 +41,24 @@ def test_activation_checkpointing_changes_no_number(attention, rate, form):
     assert all(average.abs().max() > 0 for average in averages)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("form", [{}, LLAMA, {"scale_fc": True, "scale_resids": True}])
+def test_portions_of_a_feed_forward_block_give_what_the_whole_gives(form, monkeypatch):
+    model, tokens = make_lm(attention="window", **form).eval(), lm_sample((23, 20))["net_input"]
+    tokens = tokens["src_tokens"]
+    for name, parameter in model.named_parameters():
+        if "w_resid" in name:  # 1 at first
+            torch.nn.init.normal_(parameter)
+    seen = []
+    model.decoder.layers[0].fc1.register_forward_hook(lambda _, x, out: seen.append(len(out)))
+    found = []
+    for at_once in (64, 10):
+        monkeypatch.setattr(stack, "AT_ONCE_CPU", at_once)
+        found.append(model(tokens)[0])
+    assert seen == [23, 5, 5, 5, 5, 3]
+    torch.testing.assert_close(*found)
+
+
 def test_no_square_matrix_exists():
     length = 8192
     model = make_lm(

@@ -64,10 +64,10 @@ T least_of(const T* logits, int64_t count, int64_t number, T high) {
 inline Int append(I is, Int slot, Int* to) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(T) == 4) {
-    I slots;
-    for (int n = 0; n < L; n++) slots[n] = slot + n;
+    I lanes;
+    for (int n = 0; n < L; n++) lanes[n] = n;
     const __mmask16 set = _mm512_test_epi32_mask((__m512i)is, (__m512i)is);
-    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(set, (__m512i)slots));
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(set, (__m512i)(lanes + slot)));
     return __builtin_popcount(set);
   }
 #elif defined(__AVX2__) && defined(__BMI2__)
@@ -150,7 +150,7 @@ struct Worker {
         count += pair.end() - pair.begin();
       }
     if (count > room || !memory) {
-      room = count, memory.reset(new V[2 * count / L + 2]), chosen.resize(count + L);
+      room = 2 * count, memory.reset(new V[2 * room / L + 2]), chosen.resize(room + L);
     }
     T* const logits = reinterpret_cast<T*>(memory.get());
     for (size_t i = 1; i < places.size(); i++) places[i] += places[i - 1];
