@@ -50,9 +50,6 @@ class QuestionDataset(BySize):
         self.sizes = np.minimum(data.sizes, max_positions)
         self.cuts: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return len(self.data)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         example, length = self.data[index], int(self.sizes[index])
         question = framed(example.question, self.dictionary, self.max_question_positions)
@@ -306,9 +303,6 @@ class WindowedQuestions(BySize):
         first = np.unique(windows.data.numbers, return_index=True)[1]  # they rise
         self._of_each = np.split(np.arange(len(windows)), first)[1:]
         self.sizes = np.array([windows.sizes[of].sum() for of in self._of_each])
-
-    def __len__(self) -> int:
-        return len(self._of_each)
 
     def __getitem__(self, index: int) -> list[dict[str, Any]]:
         return [self.windows[window] for window in self._of_each[index]]

@@ -55,9 +55,6 @@ class SentenceDataset(BySize):
         self.full_sizes = self._lengths.sum(0) + 3 if self.joined else self._lengths.max(0) + 2
         self.sizes = np.minimum(self.full_sizes, max_positions)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         start, end = (torch.tensor([t]) for t in (self.dictionary.bos(), self.dictionary.eos()))
         lengths = self._lengths[:, index].tolist()
@@ -122,7 +119,7 @@ class NextSentences(BySize):
         self.lines, self.dictionary, self.mask = lines, dictionary, dictionary.index("<mask>")
         self.room = max_positions - 3
         self.guessed, self.kept, self.replaced = guessed, kept, replaced
-        self.seed, self.epoch = seed, 1
+        self.seed = seed
 
         sizes = np.asarray(lines.sizes) - 1
         self._line = np.flatnonzero(sizes)  # the number of each line that has words
@@ -147,13 +144,6 @@ class NextSentences(BySize):
         words = self._before[last] - self._before[first]
         words += (last == first + 1) * (self.room // 2)  # for the second text
         self.sizes = np.minimum(words, self.room) + 3  # or less: another document may be shorter
-
-    def __len__(self) -> int:
-        return len(self._portions)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Draw anew."""
-        self.epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """``tokens`` with their masks, ``target`` with padding where nothing is guessed, and

@@ -153,6 +153,13 @@ class BySize(FairseqDataset):
 
     sizes: np.ndarray  # tokens of each sample, int [n]
     shuffle: bool  # samples of one length come in a random order, instead of their own
+    epoch = 1  # for samples that differ between epochs
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
     def size(self, index: int) -> int:
         return int(self.sizes[index])

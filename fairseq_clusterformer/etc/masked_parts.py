@@ -79,7 +79,7 @@ class MaskedParts(BySize):
 
     def __init__(self, lines: Any, dictionary: Dictionary, begins_word: np.ndarray, cfg: Any):
         self.lines, self.dictionary, self.begins_word = lines, dictionary, begins_word
-        self.cfg, self.epoch = cfg, 1
+        self.cfg = cfg
         sizes, most = np.asarray(lines.sizes) - 1, cfg.tokens_per_sample  # without </s>
         if cfg.parts == "blocks":
             most = min(most, cfg.max_parts * cfg.part_tokens)
@@ -100,13 +100,6 @@ class MaskedParts(BySize):
             block = self.cfg.part_tokens
             ends = np.minimum(np.arange(0, ends[-1], block) + block, ends[-1])
         return ends[:0] if self.cfg.parts == "none" else ends
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Hide other words."""
-        self.epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pieces = [self.pieces[number] for number in self.rows[index]]

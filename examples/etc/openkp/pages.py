@@ -174,9 +174,6 @@ class PageDataset(BySize):
                 kept[index] = len(part.tokens)
         self.pages, self.sizes = (np.array([*x], np.int64) for x in (kept, kept.values()))
 
-    def __len__(self) -> int:
-        return len(self.pages)
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = int(self.pages[index])
         return {"id": number, "page": self.data[number].within(*self._most)}
