@@ -19,7 +19,7 @@ from fairseq_clusterformer.criterions.clusterformer_qa import answer_parts
 from fairseq_clusterformer.data.qa import QAData
 from fairseq_clusterformer.errors import bad_option
 from fairseq_clusterformer.metrics import answers, natural_questions
-from fairseq_clusterformer.metrics.natural_questions import Label
+from fairseq_clusterformer.metrics.natural_questions import Label, Span
 
 from ..answers import AnswerLogits, Answers, ranked_answers, ranking_options
 from ..checkpoints.load import Loaded, dataset_of
@@ -264,23 +264,19 @@ def natural_question(id_: str, answers: Answers, paragraphs: Sequence[Sequence])
     text, [start, end), words] is given, see ``data/qa.py``. Both answers have the logarithms of
     their probabilities, by which a threshold decides. Yes or no, if more likely than a span,
     stands in its place."""
-
-    def span(start: int, end: int) -> dict[str, int]:
-        return {"start_byte": -1, "end_byte": -1, "start_token": start, "end_token": end}
-
-    long, long_score, spans = (-1, -1), _LEAST, []
+    long, long_score, spans = Span(), _LEAST, []
     if answers.long:
         number, log_prob = answers.long[0]
-        long = paragraphs[number][2]
+        long = Span(-1, -1, *paragraphs[number][2])
         long_score = log_prob + math.log1p(-min(answers.types["none"], 1 - 1e-12))
     best = answers.short[0]
     if best.tokens is not None:
         _, text, _, tokens = paragraphs[best.paragraph]  # blanks part its words
         first, last = (tokens[text.count(" ", 0, place)] for place in best.characters)
-        spans = [span(first, last + 1)]
+        spans = [Span(-1, -1, first, last + 1)._asdict()]
     return {
         "example_id": int(id_) if re.fullmatch(r"-?\d+", id_) else id_,
-        "long_answer": span(*long),
+        "long_answer": long._asdict(),
         "long_answer_score": long_score,
         "short_answers": spans,
         "short_answers_score": max(best.score, _LEAST),

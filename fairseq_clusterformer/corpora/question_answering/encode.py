@@ -15,6 +15,8 @@ from fairseq_clusterformer.data.subwords import Subwords, Tokens, load_prepared
 
 from .records import Record, Unusable, sentences_of
 
+_encode = lru_cache(256)(Subwords.encode)  # questions on one paragraph follow each other
+
 
 class Pieces:
     """A model's subwords in symbols of a dictionary."""
@@ -130,8 +132,3 @@ def token_span(offset: int, tokens: Tokens, start: int, end: int) -> tuple[int, 
         # not behind the first token of what follows, which may begin with the blank before it
         first = last = min(int(np.searchsorted(tokens.ends, start, "right")), len(tokens) - 1)
     return offset + first, offset + last
-
-
-@lru_cache(256)  # questions on one paragraph follow each other
-def _encode(model: Subwords, text: str) -> Tokens:
-    return model.encode(text)

@@ -334,22 +334,15 @@ def mentions_of(
 
 
 def distant_record(
-    id_: str,
-    question: str,
-    paragraphs: Iterable[Paragraph],
-    names: Iterable[str],
-    *,
-    texts: Iterable[str] | None = None,
+    id_: str, question: str, paragraphs: Iterable[Paragraph], names: Iterable[str]
 ) -> Record:
-    """Return a record whose spans are the places of an answer's `names`; one must be given.
-    `texts` are the accepted answers, where they differ from the `names`."""
+    """Return a record whose spans are the places of an answer's `names`; one must be given."""
     names = [name for name in dict.fromkeys(names) if isinstance(name, str) and name.strip()]
     if not names:
         raise Unusable("no answer")
     paragraphs = tuple(paragraphs)
-    texts = tuple(dict.fromkeys(names if texts is None else texts))
     found = find_answers(names, [part.text for part in paragraphs])
-    return Record(id_, question, paragraphs, found, texts)
+    return Record(id_, question, paragraphs, found, tuple(names))
 
 
 @lru_cache(256)  # each candidate is searched in the same paragraphs
