@@ -78,10 +78,6 @@ class TextPipeline:
             line = _moses("MosesTokenizer", lang).tokenize(
                 line, aggressive_dash_splits=self.dash_splits, escape=self.escape, return_str=True
             )
-        return self.as_tokens(line)
-
-    def as_tokens(self, line: str) -> str:
-        """Return the tokens of a line that has been tokenised before."""
         line = " ".join(composed(line, self.unicode).split())
         return line.lower() if self.lowercase else line
 
