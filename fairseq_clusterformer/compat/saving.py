@@ -281,11 +281,10 @@ def load_unrounded(load, self, state_dict, optimizer_overrides=None):
     load(self, state_dict, optimizer_overrides)
     kept, own = state_dict.get(_UNROUNDED, ()), _unrounded(self)
     rounded = self.fp16_params[0].dtype
-    if [each.shape for each in kept] == [each.shape for each in own] and all(
-        torch.equal(saved.to(rounded), weights.to(rounded).to(saved.device))
-        for saved, weights in zip(kept, own, strict=True)
-    ):
-        for saved, weights in zip(kept, own, strict=True):
+    pairs = [*zip(kept, own, strict=False)]
+    same = (torch.equal(x.to(rounded), y.to(rounded).to(x.device)) for x, y in pairs)
+    if len(kept) == len(own) and all(same):
+        for saved, weights in pairs:
             weights.data.copy_(saved)
 
 
