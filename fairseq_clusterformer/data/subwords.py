@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 MODEL, CODES = "sentencepiece.model", "bpe.codes"
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # as sentencepiece writes a byte
 
-#: what stands for fairseq's special symbols: the first that a tokenizer has
-ROLES = {
-    "<s>": ("<s>", "[CLS]"),
-    "<pad>": ("<pad>", "[PAD]"),
-    "</s>": ("</s>", "[SEP]"),
-    "<unk>": ("<unk>", "[UNK]"),
-    "<mask>": ("<mask>", "[MASK]"),
-}
+#: what stands for fairseq's special symbols in a tokenizer that does not have them
+ROLES = {"<s>": "[CLS]", "<pad>": "[PAD]", "</s>": "[SEP]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
 
 
 @dataclass(frozen=True)
@@ -103,10 +97,7 @@ class Subwords:
         self.tokenizer.no_truncation()
         self.tokenizer.encode_special_tokens = True
         added = self.tokenizer.get_added_tokens_decoder()
-        roles = {
-            next(filter(self.vocabulary.__contains__, known), None): ours
-            for ours, known in ROLES.items()
-        }
+        roles = {ours if ours in self.vocabulary else other: ours for ours, other in ROLES.items()}
         letters = letters_of_bytes() if '"ByteLevel"' in json.dumps(steps) else {}
         self.symbols, self.bytes = [f"<missing-{i}>" for i in range(size)], [b""] * size
         for token, number in self.vocabulary.items():
