@@ -31,12 +31,9 @@ from .saving import UNREADABLE
 from .wrapping import mends
 
 #: tasks of fairseq's, and what prepares their data
-_PREPARED = {
-    "language_modeling": "clusterformer prepare lm",
-    "masked_lm": "clusterformer prepare lm",
-    "clusterformer_masked_lm": "clusterformer prepare lm",
-    "translation": "clusterformer prepare translation",
-}
+_OF_TEXT = ("language_modeling", "masked_lm", "clusterformer_masked_lm")
+_PREPARED = dict.fromkeys(_OF_TEXT, "clusterformer prepare lm")
+_PREPARED["translation"] = "clusterformer prepare translation"
 
 
 @mends(tasks, "setup_task")
