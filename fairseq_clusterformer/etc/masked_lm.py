@@ -29,7 +29,7 @@ from fairseq_clusterformer.data.stored import binarized, shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.models.clusterformer_masked_lm import ClusterformerMaskedLM
-from fairseq_clusterformer.models.options import option
+from fairseq_clusterformer.models.options import fraction, option
 from fairseq_clusterformer.precision import at_least_float32
 from fairseq_clusterformer.tasks.own_models import OwnModels
 
@@ -175,14 +175,10 @@ class ETCMaskedLMTaskConfig(FairseqDataclass):
     )
     min_sentences: int = option(1, "shorter documents are left out; the paper has 7", at_least=1)
     part_tokens: int = option(97, "tokens of a block", at_least=1)
-    hide_parts: float = option(0.1, "share of the parts to hide whole", at_least=0, at_most=1)
-    mask_prob: float = option(0.15, "share of the words to guess", at_least=0, at_most=1)
-    leave_unmasked_prob: float = option(
-        0.1, "share of the guessed tokens that stay", at_least=0, at_most=1
-    )
-    random_token_prob: float = option(
-        0.1, "share of the guessed tokens that become another", at_least=0, at_most=1
-    )
+    hide_parts: float = fraction(0.1, "share of the parts to hide whole")
+    mask_prob: float = fraction(0.15, "share of the words to guess")
+    leave_unmasked_prob: float = fraction(0.1, "share of the guessed tokens that stay")
+    random_token_prob: float = fraction(0.1, "share of the guessed tokens that become another")
     # else fairseq's workers live on, and never hear that an epoch has other words to guess
     persistent_workers: bool = option(False, "keep data workers, which then guess the same words")
     seed: int = II("common.seed")

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Optional, get_args, get_type_hints
 
@@ -28,6 +29,7 @@ _LACKING = {
     **{"kv_heads": 0, "head_dim": 0, "layers_to_keep": None, "own_centroids": True},
     **{"biases": "all", "qk_norm": False, "rotary_base": Rotary().base, "rotary_scaling": ""},
 }
+fraction = partial(option, at_least=0, at_most=1)  # a field of a dataclass, for a part of a whole
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative", "none")
 
 

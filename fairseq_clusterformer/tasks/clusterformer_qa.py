@@ -15,7 +15,7 @@ from fairseq_clusterformer.data.questions import QuestionDataset, WindowData, Wi
 from fairseq_clusterformer.data.stored import shard_of
 from fairseq_clusterformer.data.subwords import texts_of
 from fairseq_clusterformer.errors import refused
-from fairseq_clusterformer.models.options import flag, option
+from fairseq_clusterformer.models.options import flag, fraction, option
 from fairseq_clusterformer.models.reader import ReaderModel
 
 from .own_models import DataOptions, OwnModels
@@ -30,15 +30,13 @@ class ClusterformerQAConfig(DataOptions):
     max_positions: int = option(5000, "most tokens of a document in training; 0: all", at_least=0)
     max_positions_inference: int = option(10000, "the same outside training; 0: all", at_least=0)
     document_stride: int = option(0, "stride of windows in longer documents; 0: cut", at_least=0)
-    null_windows: float = option(
-        1.0, "share of the windows without an answer to train on", at_least=0, at_most=1
-    )
+    null_windows: float = fraction(1.0, "share of the windows without an answer to train on")
     max_question_positions: int = option(64, "most question tokens, with <s> and </s>", at_least=3)
     max_answer_length: int = option(30, "most words of a predicted short answer", at_least=1)
     no_answer_bias: float = option(0.0, 'added to the score of "no answer", outside training')
     max_global_positions: int = option(1024, "etc_reader: most global tokens; 0: all", at_least=0)
-    supporting_threshold: float = option(
-        0.4, "etc_reader: least probability of a supporting sentence", at_least=0, at_most=1
+    supporting_threshold: float = fraction(
+        0.4, "etc_reader: least probability of a supporting sentence"
     )
 
 
