@@ -291,5 +291,4 @@ class Rows:
 
 
 def _lengthened(x: Tensor, length: int, fill: int) -> Tensor:
-    more = x.new_full((x.size(0), length - x.size(1), *x.shape[2:]), fill)
-    return torch.cat([x, more], dim=1)
+    return pad(x, (0, 0) * (x.dim() - 2) + (0, length - x.size(1)), value=fill)
