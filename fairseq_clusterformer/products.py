@@ -6,18 +6,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-_ONEDNN = torch.ops.mkldnn
-
 
 @cache
 def _mkl_is_slow() -> bool:
     """Whether MKL, which torch multiplies by, is at a loss on this processor, and oneDNN is there:
     on AMD's, products take up to a fifth longer, and those with a vector are of one thread."""
-    try:
-        amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    return amd and torch.backends.mkl.is_available() and hasattr(_ONEDNN, "_linear_pointwise")
+    told, onednn = Path("/proc/cpuinfo"), torch.ops.mkldnn
+    amd = told.is_file() and "AuthenticAMD" in told.read_text(encoding="utf-8")
+    return amd and torch.backends.mkl.is_available() and hasattr(onednn, "_linear_pointwise")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,12 +24,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not plain or torch.is_autocast_enabled("cpu") or not _mkl_is_slow():
         return nn.functional.linear(x, weight, bias)
     if x.numel() > x.size(-1):
-        return _ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     # One row, as in a step of decoding: a batch of products with parts of the weight.
     parts, (rows, width), row = max(2, torch.get_num_threads()), weight.shape, x.reshape(1, -1).T
     end = rows - rows % parts
-    most = weight if end == rows else weight[:end]
-    most = most.reshape(parts, rows // parts, width)
+    most = weight[:end].reshape(parts, rows // parts, width)
     found = torch.bmm(most, row.expand(parts, -1, -1)).view(-1)
     if end < rows:
         found = torch.cat([found, torch.mv(weight[end:], row[:, 0])])

@@ -93,9 +93,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
     def output_layer(self, features: Tensor) -> Tensor:
         """fairseq's: logits [B, N, V], or features [B, N, D] where the softmax is adaptive."""
-        if self.adaptive_softmax is not None:
-            return features
-        return mapped(self.output_projection, features)
+        plain = self.adaptive_softmax is None
+        return mapped(self.output_projection, features) if plain else features
 
     def extract_features_scriptable(
         self,
