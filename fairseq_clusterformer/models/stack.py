@@ -28,8 +28,8 @@ from fairseq_clusterformer.products import mapped
 
 from .options import flagged
 
-# In tokens. On a CPU, what a feed-forward block of 3,072 makes of them, 25 MB, is memory that a
-# process keeps; more is asked of the system each time. A GPU is kept busy by more.
+# Tokens of which a feed-forward block of 3,072 makes 25 MB: more is asked of the system anew each
+# time. A GPU is kept busy by more.
 AT_ONCE_CPU, AT_ONCE_GPU = 1 << 11, 1 << 16
 State = dict[str, Past | dict[str, Tensor | None]]  # of our modules and fairseq's, by their names
 
