@@ -38,6 +38,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def mapped(module: nn.Module, x: Tensor) -> Tensor:
     """``module(x)``, by :func:`linear` if it is a linear map that nothing was added to."""
     added = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    if added or type(module) is not nn.Linear:
-        return module(x)
-    return linear(x, module.weight, module.bias)
+    plain = type(module) is nn.Linear and not added
+    return linear(x, module.weight, module.bias) if plain else module(x)
