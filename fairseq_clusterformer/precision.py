@@ -90,9 +90,8 @@ class full_float32:  # noqa: N801  a context manager, as torch.no_grad
 
 def autocast_off(x: Tensor) -> AbstractContextManager:
     """Context without autocast on a tensor's device, and nothing where there is none."""
-    device = x.device.type
-    on = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    on = torch.is_autocast_enabled(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
 
 
 def not_compiled(function: Callable) -> Callable:

@@ -23,7 +23,7 @@ NAME = "fairseq_clusterformer"
 PACKAGE = REPO_ROOT / NAME
 WITHOUT_FAIRSEQ = ("answers", "attention", "kernels", "clustering", "metrics", "precision")
 WINGS = ("etc", "conversion", "documents")
-WITHOUT_FAIRSEQ += ("errors", "outputs", "ranges")
+WITHOUT_FAIRSEQ += ("errors", "outputs", "products", "ranges")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 

@@ -93,8 +93,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
 
     def output_layer(self, features: Tensor) -> Tensor:
         """fairseq's: logits [B, N, V], or features [B, N, D] where the softmax is adaptive."""
-        plain = self.adaptive_softmax is None
-        return mapped(self.output_projection, features) if plain else features
+        return features if self.adaptive_softmax else mapped(self.output_projection, features)
 
     def extract_features_scriptable(
         self,
