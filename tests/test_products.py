@@ -1,42 +1,57 @@
-"""Linear maps, by whatever library."""
+"""Linear maps, however they are computed."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_clusterformer import products
+from fairseq_clusterformer.precision import exact_linear
 from fairseq_clusterformer.products import linear, mapped
 
 
-@pytest.fixture
+class Names(TorchDispatchMode):
+    """The operations that are run."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.add(function.overloadpacket._qualified_op_name)
+        return function(*args, **(kwargs or {}))
+
+
+def in_parts(function, *given):
+    names = Names()
+    names.seen = set()
+    with names:
+        function(*given)
+    assert {"aten::bmm", "aten::mm", "aten::addmm"} & names.seen
+    return "aten::bmm" in names.seen
+
+
+@pytest.fixture(autouse=True)
 def _amd(monkeypatch):
-    """As on a processor where MKL is slow."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        pytest.skip("torch without oneDNN")
-    monkeypatch.setattr(products, "_mkl_is_slow", lambda: True)
+    """As on a processor where MKL is slow, of a weight that is large."""
+    monkeypatch.setattr(products, "_is_amd", lambda: True)
+    monkeypatch.setattr(products, "LARGE", 48)
 
 
 @torch.no_grad()
-@pytest.mark.usefixtures("_amd")
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 6, 7, 129])
+@pytest.mark.parametrize("rows", [2, 3, 6, 7, 129])
 def test_products_are_torchs_linear_however_they_are_computed(rows, biased):
     torch.manual_seed(1)
     weight, bias = torch.randn(rows, 24), torch.randn(rows) if biased else None
-    x = torch.randn(3, 1, 24)
+    x, apart = torch.randn(3, 1, 24), weight.T.contiguous().T  # not as rows in memory
     expected = torch.nn.functional.linear(x, weight, bias)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
             for one, other in zip(x, expected, strict=True):
-                torch.testing.assert_close(linear(one[None], weight, bias), other[None])
-                torch.testing.assert_close(linear(one[0], weight, bias), other[0])
-            apart = weight.T.contiguous().T  # not as rows in memory
-            torch.testing.assert_close(linear(x[:1], apart, bias), expected[:1])
-            torch.testing.assert_close(linear(x, apart, bias), expected)
-            turned = linear(x.transpose(0, 1), weight, bias)
-            torch.testing.assert_close(turned, expected.transpose(0, 1))
+                assert in_parts(linear, one, weight)
+                for wide in (one[0], one, one[None]):  # [D] to [1, 1, D]
+                    found = linear(wide, weight, bias)
+                    torch.testing.assert_close(found, other.view(*wide.shape[:-1], rows))
+                torch.testing.assert_close(linear(one, apart, bias), other)
+            torch.testing.assert_close(linear(x, weight, bias), expected)
             assert linear(x[:0], weight, bias).shape == (0, 1, rows)
     finally:
         torch.set_num_threads(before)
@@ -46,32 +61,45 @@ class Quantised(torch.Tensor):
     """A weight that only its library knows how to read."""
 
 
-@pytest.mark.usefixtures("_amd")
-def test_they_are_torchs_own_where_something_else_is_asked_for():
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.add(function.overloadpacket._qualified_op_name)
-            return function(*args, **(kwargs or {}))
-
-    def ours(module, x):
-        seen.clear()
-        with Names():
-            mapped(module, x)
-        return "aten::addmm" not in seen
-
-    seen, module, x = set(), torch.nn.Linear(8, 6), torch.randn(1, 1, 8)
-    assert not ours(module, x)  # gradients are
+def test_they_are_torchs_own_where_something_else_is_asked_for(monkeypatch):
+    make, x = lambda rows=6: torch.nn.Linear(8, rows), torch.randn(1, 1, 8)
+    assert not in_parts(mapped, make(), x)  # gradients are
+    with torch.no_grad(), monkeypatch.context() as compiling:
+        compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert not in_parts(mapped, make(), x)
     with torch.no_grad():
-        assert ours(module, x)
-        assert ours(module, x.expand(2, 1, 8))
-        assert not ours(module.double(), x.double())
-        module.float().register_forward_hook(lambda _, inputs, out: seen.add("hooked"))
-        assert not ours(module, x)
-        assert "hooked" in seen
-        module = torch.nn.Linear(8, 6)
-        assert ours(module, x)
-        module.weight = torch.nn.Parameter(module.weight.detach().as_subclass(Quantised))
-        assert not ours(module, x)
-        module.forward = lambda x: seen.add("another")
-        mapped(module, x)
-    assert "another" in seen
+        assert in_parts(mapped, make(), x)
+        assert in_parts(exact_linear, x, make().weight)
+        assert not in_parts(mapped, make(5), x)  # not large
+        assert not in_parts(mapped, make(), x.expand(2, 1, 8))
+        assert not in_parts(mapped, make().double(), x.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not in_parts(mapped, make(), x)
+        quantised = make()
+        weight = quantised.weight.detach().as_subclass(Quantised)
+        quantised.weight = torch.nn.Parameter(weight)
+        assert not in_parts(mapped, quantised, x)
+        monkeypatch.setattr(products, "_is_amd", lambda: False)
+        assert not in_parts(mapped, make(), x)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_module_is_called_where_something_waits_for_it(gradients):
+    seen, x = [], torch.randn(1, 1, 8)
+    before, after, other, any_module = (torch.nn.Linear(8, 6) for _ in range(4))
+    before.register_forward_pre_hook(lambda _, inputs: seen.append("before"))
+    after.register_forward_hook(lambda _, inputs, out: seen.append("after"))
+    other.forward = lambda x: seen.append("other")
+    with torch.set_grad_enabled(gradients):
+        for module in (before, after, other):
+            mapped(module, x)
+        hook = torch.nn.modules.module.register_module_forward_hook(
+            lambda *given: seen.append("any")
+        )
+        mapped(any_module, x)
+        hook.remove()
+    assert seen == ["before", "after", "other", "any"]
+    if gradients:
+        after.register_full_backward_hook(lambda *given: seen.append("back"))
+        mapped(after, x).sum().backward()
+        assert seen[-1] == "back"

@@ -66,15 +66,12 @@ def recent_layouts(
         keys = _sort_by_cluster(key_clusters, num_clusters, padding_mask)
         times = clusters.size(1) // key_clusters.size(1)
         key_order, key_code = (t.repeat(1, times, 1) for t in keys)
-    of_queries = clusters.gather(-1, query_order).clamp(0, num_clusters)  # padding: anything
+    first = clusters.gather(-1, query_order) * length
 
-    # Slots are sorted by code = cluster * N + position: where each cluster begins, that of padding
-    # among them, and the number of its keys up to a position are found by bisection.
-    edges = length * torch.arange(num_clusters + 2, device=key_code.device)
-    edges = torch.searchsorted(key_code, edges.expand(*key_code.shape[:-1], -1).contiguous())
-
-    def slots_below(position: Tensor) -> Tensor:
-        return torch.searchsorted(key_code, (of_queries * length + position).contiguous())
+    # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
+    # last, and the number of its keys up to a position are all found by bisection.
+    def slots_below(position: Tensor | int) -> Tensor:
+        return torch.searchsorted(key_code, (first + position).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
         return _but_padding(Layout(lo, hi, query_order, key_order), padding_mask)
@@ -89,12 +86,12 @@ def recent_layouts(
         place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
         return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
 
-    begin, up_to = edges.gather(-1, of_queries), slots_below(tokens_on(1 - gap))
+    begin, up_to = slots_below(0), slots_below(tokens_on(1 - gap))
     reach = length if window is None else window
     before = layout(torch.maximum(begin, up_to - reach), up_to)
     if causal:
         return (before,)
-    end = edges.gather(-1, of_queries + 1)
+    end = slots_below(length)
     if gap == 0:
         lo, hi = torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach)
         return (layout(lo, hi),)

@@ -252,7 +252,7 @@ def join(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     shares = torch.softmax(lse, dim=0).unsqueeze(-1)
     out = outs[0] * shares[0]
     for other, share in zip(outs[1:], shares[1:], strict=True):
-        out = out.addcmul_(other, share)
+        out = torch.addcmul(out, other, share)
     return out.to(outs[0].dtype), torch.logsumexp(lse, dim=0)
 
 

@@ -273,6 +273,6 @@ class Sinusoids(SinusoidalPositionalEmbedding):
 def at_once_in(module: nn.Module, device: torch.device) -> int | None:
     """Chunk size (tokens) for what treats tokens one by one in inference; None in training:
     activations are kept anyway, and chunks would change the order of dropout draws."""
-    if module.training or torch.is_grad_enabled():
+    if module.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
     return AT_ONCE_CPU if device.type == "cpu" else AT_ONCE_GPU

@@ -150,7 +150,8 @@ struct Worker {
         count += pair.end() - pair.begin();
       }
     if (count > room || !memory) {
-      room = 2 * count, memory.reset(new V[2 * room / L + 2]), chosen.resize(2 * (room + L));
+      room = count + count / 4;
+      memory.reset(new V[2 * room / L + 2]), chosen.resize(room + L);
     }
     T* const logits = reinterpret_cast<T*>(memory.get());
     for (size_t i = 1; i < places.size(); i++) places[i] += places[i - 1];
@@ -226,12 +227,13 @@ struct Worker {
     const T floor = std::max(least, LOWEST);
     int64_t* taken = p.taken + ((row * p.heads + head) * p.length + query) * p.ranges;
     std::fill_n(taken, p.ranges, 0);
-    Int found = 0, *which = to + few;  // of the few
-    for (Int i = 0; i < few; i += L) found += append(vec(weights + i) >= V{} + floor, i, which + found);
+    Int i = 0;
     for (const Pair* pair = first; pair < end; pair++) {
       taken[pair->range] -= kept;
-      for (; kept < found && which[kept] < pair->until; kept++)
-        weights[kept] = weights[which[kept]], to[kept] = to[which[kept]];
+      for (; i < pair->until; i++) {  // without a branch to guess
+        const T weight = weights[i];
+        weights[kept] = weight, to[kept] = to[i], kept += weight >= floor;
+      }
       taken[pair->range] += kept;
     }
     if (!p.v.data) return;
