@@ -150,7 +150,7 @@ struct Worker {
         count += pair.end() - pair.begin();
       }
     if (count > room || !memory) {
-      room = count + count / 4;
+      room = rounded_up(count + count / 4, Q);
       memory.reset(new V[2 * room / L + 2]), chosen.resize(room + L);
     }
     T* const logits = reinterpret_cast<T*>(memory.get());
