@@ -17,8 +17,8 @@ def _is_amd() -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """torch's ``linear``; of one row and a large weight by a batch of products with its parts. On
-    AMD's processors, MKL multiplies by a vector in one thread, at half its memory's speed."""
+    """torch's ``linear``. One row is multiplied by parts of a large weight, as a batch, on an AMD
+    processor: torch leaves it to MKL there, which uses one thread and half of what it can read."""
     rows, width = weight.shape
     plain = x.is_cpu and x.dtype == weight.dtype == torch.float32 and x.numel() == width
     plain = plain and rows * width >= LARGE and type(weight) in (Tensor, nn.Parameter)

@@ -64,6 +64,7 @@ class Quantised(torch.Tensor):
 def test_they_are_torchs_own_where_something_else_is_asked_for(monkeypatch):
     make, x = lambda rows=6: torch.nn.Linear(8, rows), torch.randn(1, 1, 8)
     assert not in_parts(mapped, make(), x)  # gradients are
+    assert not in_parts(exact_linear, x, make().weight)
     with torch.no_grad(), monkeypatch.context() as compiling:
         compiling.setattr(torch.compiler, "is_compiling", lambda: True)
         assert not in_parts(mapped, make(), x)
