@@ -31,7 +31,7 @@ def attend(
     if seen.sight is None:
         return _one(heads, seen, rule, stores)
     text, sight, past, beyond = seen.text, seen.sight, seen.text.past, rule.beyond(seen.tokens)
-    whole, layouts = _over(text, heads), [*sight.ranges, *sight.near]
+    whole, layouts, lists = _over(text, heads), [*sight.ranges, *sight.near], sight.lists
     if (bias := seen.assignment.key_bias) is not None:
         bias = bias.to(heads.k.dtype)  # decoding keeps it with its key, rounded like it
         if past:
@@ -40,6 +40,7 @@ def attend(
             bias = torch.cat([kept, bias], dim=-1)
         bias = bias if bias.size(1) == 1 else for_each(heads.q, bias)
         layouts[: len(sight.ranges)] = [replace(one, key_bias=bias) for one in sight.ranges]
+        lists = lists and lists._replace(key_bias=bias)
     calls = [(whole, layouts, sight.own)]
     if beyond is None:
         layouts += sight.sinks
@@ -53,26 +54,25 @@ def attend(
         asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
     results, taken, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
-    if rule.index:
+    if lists is not None:
         qkv, layouts, own = calls[0]
-        qkv, number = qkv.repeated(), len(sight.ranges)
-        ranges, layouts = layouts[:number], layouts[number:]
         v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
-        values, lse, least, taken = largest(qkv.q, qkv.k, v, ranges, rule.index, seen.tokens.impl)
-        probes = len(seen.assignment.rounds[0].queries)  # layouts before and behind, of each
-        taken = taken[:, :, past:].unflatten(-1, (-1, probes)).sum(-2)
+        values, lse, least, taken = largest(*qkv[:2], v, lists, rule.index, seen.tokens.impl)
+        taken = taken[:, :, past:]
         if values is None:
-            layouts = [*(replace(one, least=least) for one in ranges), *layouts]
+            bias = lists.key_bias
+            shown = [replace(one, key_bias=bias, least=least) for one in lists.layouts]
+            calls[0] = qkv, [*shown, *layouts], own
         else:
             results.append((values[:, :, past:], lse[..., past:]))
-        calls[0] = qkv, layouts, own
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
+        qkv = qkv.repeated()
         if not some:
             values, lse = attend_own(*qkv[:3], own)
         else:  # rounded once, as in a step; CPUs compute in float32 anyway
             wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
-            values, lse = joint_attention(*qkv.repeated()[:3], some, own, wide=wide, **how)
+            values, lse = joint_attention(*qkv[:3], some, own, wide=wide, **how)
         results.append((values[:, :, past:], lse[..., past:]))
     out, others = _joined(results, heads, seen, stores, taken)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)

@@ -12,8 +12,16 @@ from torch.nn.functional import pad
 
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
-from ..kernels import Layout, Own
-from .layout import apart, chunk_layout, recent_layouts, sink_layout, window_layouts, without_own
+from ..kernels import Layout, Listed, Own
+from .layout import (
+    apart,
+    chunk_layout,
+    listed,
+    recent_layouts,
+    sink_layout,
+    window_layouts,
+    without_own,
+)
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
@@ -111,15 +119,17 @@ class Text:
 class Sight:
     """What each query of a text sees, under one softmax; what two layouts show counts twice."""
 
-    ranges: tuple[Layout, ...] = ()  # keys by cluster, from which an index chooses
+    ranges: tuple[Layout, ...] = ()  # keys by cluster
     near: tuple[Layout, ...] = ()  # keys by position
     sinks: tuple[Layout, ...] = ()  # the first tokens of its document
     constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
     own: Own | None = None  # its own key, where no layout shows it
+    lists: Listed | None = None  # keys by cluster from which an index chooses, in place of ranges
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        return self.ranges + self.near + self.sinks + self.constant
+        by_cluster = self.ranges if self.lists is None else self.lists.layouts
+        return by_cluster + self.near + self.sinks + self.constant
 
 
 Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]
@@ -236,26 +246,31 @@ class Kind(nn.Module, ABC):
         causal, gap, own_bias = rule.causal, rule.gap, rule.own_bias
         if not text.rounds:
             return Sight(text.window(rule.by_cluster, causal))
-        count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
-        how = {"causal": causal, "gap": gap, "batch": text.batch}
-        how |= {"num_clusters": count, "window": rule.by_cluster}
-        ranges = ()
-        for found in text.rounds:
-            layouts = recent_layouts(torch.cat(found.queries, 1), key_clusters=found.keys, **how)
-            ranges = *ranges, *apart(layouts, len(found.queries))
+        how, ranges, lists = {"causal": causal, "gap": gap, "batch": text.batch}, (), None
+        if rule.index:
+            queries = torch.stack(text.rounds[0].queries, dim=-1)
+            lists = listed(queries, text.rings[:, :, 0], rule.clusters, **how)
+        else:
+            count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
+            how |= {"num_clusters": count, "window": rule.by_cluster}
+            for found in text.rounds:
+                queries = torch.cat(found.queries, 1)
+                layouts = recent_layouts(queries, key_clusters=found.keys, **how)
+                ranges = *ranges, *apart(layouts, len(found.queries))
+        sight = Sight(ranges, lists=lists)
         if gap > 1:
             near = text.window(gap if causal else gap - 1, causal)
             if rule.own != "fallback":
-                return Sight(ranges, near)
+                return replace(sight, near=near)
             sides = without_own(near[0])
-            return Sight(ranges, sides[:1] if causal else sides, own=Own(own_bias))
+            return replace(sight, near=sides[:1] if causal else sides, own=Own(own_bias))
         if gap == 1 or rule.own == "fallback":
-            return Sight(ranges, own=Own(own_bias))
+            return replace(sight, own=Own(own_bias))
         if rule.own == "in_cluster" or text.rounds[0].keys is None:
-            return Sight(ranges)
+            return sight
         ((probed, keys),) = text.rounds  # where it is in none of these clusters
         hidden = torch.stack([clusters == keys for clusters in probed]).any(0)
-        return Sight(ranges, own=Own(hidden=hidden))
+        return replace(sight, own=Own(hidden=hidden))
 
     def chunks(self, text: Text, assignment: Assignment) -> Sight:
         """By the rule "chunk": see :func:`.layout.chunk_layout`."""
@@ -333,7 +348,8 @@ class Kind(nn.Module, ABC):
         (entries, old, hidden), no_sink = kept
         past, rings, rounds = entries.size(2), torch.cat([old, rings], dim=-1), []
         for found, keys in zip(new, rings.unbind(2), strict=False):
-            clusters = (pad(q, (past, 0), value=self.rule.clusters) for q in found.queries)
+            nowhere = self.rule.clusters + (self.rule.index > 0)
+            clusters = (pad(q, (past, 0), value=nowhere) for q in found.queries)
             rounds.append(Round(tuple(clusters), keys).for_each_head())
         for of_kept, mask in ((hidden, behind.padding_mask), (no_sink, tokens.padding_mask)):
             mask = of_kept.new_zeros(len(of_kept), length) if mask is None else mask

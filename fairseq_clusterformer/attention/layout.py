@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..kernels import Layout, sort_by_cluster
-from .tokens import Batch
+from ..kernels import Layout, Listed, sort_by_cluster
+from .tokens import Batch, for_each
 
 
 def window_layouts(
@@ -76,17 +76,11 @@ def recent_layouts(
     def layout(lo: Tensor, hi: Tensor) -> Layout:
         return _but_padding(Layout(lo, hi, query_order, key_order), padding_mask)
 
-    def tokens_on(number: int) -> Tensor:
-        """The place of the token that is so many real ones behind each query; negative: before."""
-        if padding_mask is None or number in (0, 1):  # padding is in no cluster
-            return (query_order + number).clamp(0, length)
-        real = ~padding_mask
-        rank = real.cumsum(1) - 1 + number
-        place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
-        place = place.masked_fill(rank >= real.sum(1, keepdim=True), length)
-        return place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
+    def places(number: int) -> Tensor:
+        places = _tokens_on(number, length, batch, query_order.device).unsqueeze(1)
+        return places.expand_as(query_order).gather(-1, query_order)
 
-    begin, up_to = slots_below(0), slots_below(tokens_on(1 - gap))
+    begin, up_to = slots_below(0), slots_below(places(1 - gap))
     reach = length if window is None else window
     before = layout(torch.maximum(begin, up_to - reach), up_to)
     if causal:
@@ -95,8 +89,40 @@ def recent_layouts(
     if gap == 0:
         lo, hi = torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach)
         return (layout(lo, hi),)
-    after = slots_below(tokens_on(gap))
+    after = slots_below(places(gap))
     return before, layout(after, torch.minimum(end, after + reach))
+
+
+def listed(
+    queries: Tensor, keys: Tensor, num_clusters: int, *, causal: bool, gap: int, batch: Batch
+) -> Listed:
+    """Whole clusters by the recent rule, with a gap, from which an index chooses: of those that
+    each query looks into, int64 [B, 1 or H, N, R], and that of each key [B, G, N], where K is
+    none; a query in K + 1 sees no key."""
+    mask, length = batch.padding_mask, keys.size(-1)
+    if mask is not None:
+        queries = queries.masked_fill(mask[:, None, :, None], num_clusters + 1)
+        keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
+
+    def layouts(queries: Tensor) -> tuple[Layout, ...]:
+        each, how = queries.movedim(-1, 1).flatten(1, 2), {"causal": causal, "gap": gap}
+        how |= {"batch": batch, "key_clusters": for_each(queries, keys)}
+        return tuple(apart(recent_layouts(each, num_clusters + 2, None, **how), queries.size(-1)))
+
+    until, since = (_tokens_on(n, length, batch, keys.device) for n in (1 - gap, gap))
+    since = None if causal else since
+    return Listed(queries, keys, num_clusters, until, since, batch.documents, layouts)
+
+
+def _tokens_on(number: int, length: int, batch: Batch, device: torch.device) -> Tensor:
+    """Places of the tokens that are so many real ones behind each, int64 [1 or B, N], 0 or N where
+    there is none."""
+    if batch.padding_mask is None or number in (0, 1):  # padding is in no cluster
+        return (torch.arange(length, device=device) + number).clamp(0, length).unsqueeze(0)
+    real = ~batch.padding_mask
+    rank = real.cumsum(1) - 1 + number
+    place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
+    return place.masked_fill(rank >= real.sum(1, keepdim=True), length)
 
 
 def apart(layouts: Iterable[Layout], rounds: int) -> Iterator[Layout]:

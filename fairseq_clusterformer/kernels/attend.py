@@ -13,7 +13,18 @@ from ..precision import at_least_float32, autocast_off
 from . import cpu as of_cpu
 from .blocks import Blocks, by_query
 from .cpu import Cpu
-from .kernel import TENSORS, Call, Carry, Kernel, Layout, Own, Reference, empty_like, validate
+from .kernel import (
+    TENSORS,
+    Call,
+    Carry,
+    Kernel,
+    Layout,
+    Listed,
+    Own,
+    Reference,
+    empty_like,
+    validate,
+)
 from .triton import Triton
 
 logger = logging.getLogger(__name__)
@@ -117,22 +128,23 @@ def joint_attention(
 
 @torch.no_grad()
 def largest(
-    q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, impl: str
+    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """An index: of the keys that queries have in ranges of all layouts, whose keys are in one
-    order, the ``number`` of largest logits. Returns values and log-sum-exp, at least float32 and
-    without gradients (None: no v is given, or the kernel attends by layouts); and the ``least`` of
-    :class:`Layout` that hides all other keys, -inf where there are none. What rounding could
-    confuse with the last of them is seen, too. Last, how many keys of each layout a query sees,
-    int64 [B, H, N, layouts]."""
+    """An index: of the keys that queries see in lists, the ``number`` of largest logits. Queries
+    are [B, H, N, E], keys and values of as many heads, or fewer. Returns values and log-sum-exp,
+    at least float32 and without gradients (None: no v is given, or the kernel attends by layouts);
+    and the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
+    rounding could confuse with the last of them is seen, too. Last, how many keys of each list a
+    query sees, int64 [B, H, N, R]."""
     q, k = at_least_float32(q), at_least_float32(k)
-    number = min(number, sum(layout.slots for layout in layouts))
-    slack = torch.finfo(q.dtype).eps ** 0.75
+    number, slack = min(number, k.size(2)), torch.finfo(q.dtype).eps ** 0.75
     in_cpp = chosen(impl, q) == "cpu" and of_cpu.can_run("index", q)
     if in_cpp and not torch.compiler.is_compiling():
-        return of_cpu.index(q, k, v, layouts, number, slack)
-    calls = [Call(q, k, k, layout.key_bias, None, layout, 0.0) for layout in layouts]
-    return None, None, *_largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
+        return of_cpu.index(q, k, v, lists, number, slack)
+    k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
+    calls = [Call(q, k, k, one.key_bias, None, one, 0.0) for one in lists.layouts]
+    least, taken = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
+    return None, None, least, taken.unflatten(-1, (-1, lists.queries.size(-1))).sum(-2)
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:

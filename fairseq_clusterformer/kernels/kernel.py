@@ -10,7 +10,7 @@ weight * (d_out . v - d_out . out), of the whole softmax.
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -76,6 +76,25 @@ class Layout:
             if wrong.any():
                 number = numbers.expand_as(wrong)[wrong][0]
                 raise ValueError(f"layout.{name} has {number}; allowed: {allowed}")
+
+
+class Listed(NamedTuple):
+    """Keys in K lists, and which lists queries look into."""
+
+    queries: Tensor  # int64 [B, 1 or H, N, R]; K or more: into none
+    keys: Tensor  # int64 [B, G, N], of heads that share lists; K or more: in none
+    number: int  # K
+    until: Tensor  # a query sees what stands before this place, int64 [1 or B, N], never falling
+    since: Tensor | None  # and what stands from this one on, likewise; None: nothing
+    documents: Tensor | None  # and of its document alone, likewise; None: all are of one
+    as_layouts: Callable[[Tensor], Sequence[Layout]]  # of queries that look into these lists
+    key_bias: Tensor | None = None  # [B, 1 or H, N]
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """What a query sees of each of its R lists before it; then the same of what follows."""
+        made = self.as_layouts(self.queries)
+        return tuple(replace(one, key_bias=self.key_bias) for one in made)
 
 
 class Own(NamedTuple):

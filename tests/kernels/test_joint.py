@@ -1,13 +1,11 @@
 """Several layouts and the own key under one softmax: as joining the results of each."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from fairseq_clusterformer.attention import Batch
 from fairseq_clusterformer.attention.inspect import seen_keys
-from fairseq_clusterformer.attention.layout import recent_layouts
+from fairseq_clusterformer.attention.layout import listed
 from fairseq_clusterformer.kernels import (
     Own,
     attend_own,
@@ -124,25 +122,26 @@ def test_gradients_through_dropout(impl):
 
 @every_other
 @pytest.mark.parametrize(("biased", "number"), [(False, 40), (True, 40), (False, 8)])
-def test_the_largest_logits_of_all_layouts(impl, biased, number):
-    """Where all layouts together show no more keys, what hides others is -inf."""
+def test_the_largest_logits_of_all_lists(impl, biased, number):
+    """Where all lists together show no more keys, what hides others is -inf."""
     torch.manual_seed(2)
     length = 300
     ids, keys = torch.randint(5, (2, BATCH, HEADS, length))
-    how = {"causal": True, "gap": 3, "batch": Batch(), "key_clusters": keys}
-    layouts = [one for i in (0, 2) for one in recent_layouts((ids + i) % 5, 5, None, **how)]
+    looked = torch.stack([ids, (ids + 2) % 5], dim=-1)
+    lists = listed(looked, keys, 5, causal=True, gap=3, batch=Batch())
     q, k, v, bias = make_inputs(length, bias=biased)
     k[:, :, 100:160] = k[:, :, 100:101]  # more equal logits than so few, in each layout
-    layouts = [replace(layout, key_bias=bias) for layout in layouts]
+    lists = lists._replace(key_bias=bias)
+    layouts = lists.layouts
     logits = q @ k.mT * q.size(-1) ** -0.5 + (bias.unsqueeze(-2) if biased else 0)
     seen = torch.stack([seen_keys(layout) for layout in layouts]).any(0)
     ordered = logits.masked_fill(~seen, -torch.inf).sort(descending=True).values
     more = ordered[..., number].isfinite()
     assert more.any()
     assert not more.all()
-    assert largest(q, k, None, layouts, 10**9, impl)[2].isneginf().all()  # no room for so many
+    assert largest(q, k, None, lists, 10**9, impl)[2].isneginf().all()  # no room for so many
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        given = q.to(dtype), k.to(dtype), v.to(dtype), layouts, number, impl
+        given = q.to(dtype), k.to(dtype), v.to(dtype), lists, number, impl
         values, _, least, taken = largest(*given)
         if dtype == torch.float64:
             chosen = logits >= least.double().unsqueeze(-1)

@@ -6,14 +6,13 @@ is for ``clustering/shares.py``, ``scouts`` and ``means`` for ``attention/kinds/
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...precision import at_least_float32
-from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, Layout, empty_like
+from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, Listed, empty_like
 from .library import can_run, run, why_missing  # noqa: F401
 
 
@@ -77,23 +76,24 @@ class Cpu(Kernel):
 
 
 def index(
-    q: Tensor, k: Tensor, v: Tensor | None, layouts: Sequence[Layout], number: int, slack: float
+    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, slack: float
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
     q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
-    (batch, heads, length, width), given = q.shape, {"least": q.new_empty(q.shape[:3])}
-    for name in ("query_order", "lo", "hi"):
-        each = [getattr(one, name).expand(batch, heads, -1) for one in layouts]
-        given[name] = torch.stack(each, dim=2)
+    given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
+    given |= {"queries": lists.queries, "keys": lists.keys, "groups": lists.keys.size(1)}
+    given |= {"clusters": lists.number, "probes": lists.queries.size(-1)}
+    for name in ("until", "since", "documents"):
+        if (places := getattr(lists, name)) is not None:
+            given[name] = places.unsqueeze(1)
+    if lists.key_bias is not None:
+        given["key_bias"] = lists.key_bias.to(q.dtype)
+    given |= {"q": q, "k": k, "key_heads": k.size(1), "least": q.new_empty(q.shape[:3])}
     if v is not None:
         given |= {"v": v, "out": empty_like(q), "lse": torch.empty_like(given["least"])}
-    given |= {"batch": batch, "heads": heads, "length": length, "ranges": len(layouts)}
-    given["taken"] = torch.empty(*q.shape[:3], len(layouts), dtype=torch.long)
-    given |= {"slots": layouts[0].slots, "key_order": layouts[0].key_order}
-    if (bias := layouts[0].key_bias) is not None:
-        given["key_bias"] = bias.to(q.dtype)
-    run("index", "index", q.dtype, width, q=q, k=k, number=number, slack=slack, **given)
+    given["taken"] = lists.queries.new_empty(*q.shape[:3], given["probes"])
+    run("index", "index", q.dtype, q.size(-1), number=number, slack=slack, **given)
     return given.get("out"), given.get("lse"), given["least"], given["taken"]
 
 

@@ -1,10 +1,11 @@
-// An index of keys on a CPU: of all keys in several ranges of a query, those of the largest logits.
+// An index of keys on a CPU: of all keys in several lists, those of a query's largest logits.
 //
 // A block of tokens is attended at a time. Its pairs of a query and a range are sorted by range, so
 // that several queries, whatever range of theirs it is, read the same keys. All logits of a block
 // are kept: what hides all but the largest is found by bisection, and values are read of these alone.
 //
-// Shape letters as in simd.h; B batch, H heads, N tokens, M key slots, R ranges of a query.
+// Shape letters as in simd.h; B batch, H heads, J those of keys, G those of lists, N tokens, K lists,
+// R lists that a query looks into.
 
 #include "simd.h"
 
@@ -13,12 +14,13 @@
 #endif
 
 DECLARE(Index,
-  Tensor q, k, v, key_bias;   // [B, H, N, E], [B, 1 or H, N]; without v, no values are wanted
-  Tensor key_order;           // token at each key slot, [B, H, M]
-  const int64_t *query_order, *lo, *hi;  // token at each query slot and its range, [B, H, R, N]
+  Tensor q, k, v, key_bias;   // [B, H, N, E], [B, J, N, E], [B, 1 or H, N]; without v, no values
+  Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, N]; K or more: none
+  Tensor until, since;        // what of a list a query sees, [B or 1, 1, N]; no since: no later key
+  Tensor documents;           // [B, 1, N]; none: each row is one
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
-  int64_t* taken;             // keys that are seen of each range of a query, [B, H, N, R]
-  int64_t batch, heads, length, slots, ranges, number, threads;
+  int64_t* taken;             // keys that are seen of each list of a query, [B, H, N, R]
+  int64_t batch, heads, key_heads, groups, length, clusters, probes, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )
 
@@ -26,9 +28,9 @@ namespace {
 
 constexpr int64_t BLOCK = 128;  // tokens
 
-// A range of a query; its logits are those of all strips of keys that it has a part in.
+// A range of a query in a list; its logits are those of all strips of keys that it has a part in.
 struct Pair {
-  int64_t lo, hi, query, range;
+  int64_t lo, hi, query, list;
   T* logits;
   Int until;  // where those of its slots that are compared end
   int64_t begin() const { return lo & -Q; }
@@ -103,48 +105,91 @@ T guess_of(const T* logits, int64_t count, int64_t number, T& peak) {
 struct Worker {
   const Index& p;
   const T scale = 1 / std::sqrt(double(E));
+  const int64_t of_keys = p.heads / p.key_heads, of_lists = p.heads / p.groups;  // heads of each
+  const int64_t sides = p.since.data ? 2 : 1;
   int64_t row = -1, head = -1;
   Buffer keys, values, biases;  // [strips][P][Q], [M][P], [M]
   Buffer rows{Q * P};
   std::vector<Pair> pairs, sorted;
-  std::vector<int64_t> places, bounds;  // bounds of each token, [N][R][2]
+  std::vector<int64_t> order, places, bounds;  // bounds of each token, [N][sides][R][2]
+  std::vector<int64_t> begins;  // of each list; what is in none stands behind the last
   std::vector<Int> chosen;  // slots
   std::unique_ptr<V[]> memory;  // the logits of a block, and of what a query sees
   int64_t room = 0;
 
   explicit Worker(const Index& p)
-      : p(p), keys(rounded_up(p.slots, Q) * P), values(p.v.data ? p.slots * P : 0),
-        biases(rounded_up(p.slots, Q)), places(p.slots + 2),
-        bounds(p.length * p.ranges * 2) {}
+      : p(p), keys(rounded_up(p.length, Q) * P), values(p.v.data ? p.length * P : 0),
+        biases(rounded_up(p.length, Q)), order(p.length), places(p.length + 2),
+        bounds(p.length * sides * p.probes * 2), begins(p.clusters + 2) {}
 
-  // Copies keys and values in their order, and ranges in that of tokens.
+  int64_t list_of(int64_t token) const {
+    const int64_t list = *p.keys.at<int64_t>(row, head / of_lists, token);
+    return std::min(list, p.clusters);
+  }
+
   void of(int64_t new_row, int64_t new_head) {
     if (row == new_row && head == new_head) return;
+    const int64_t sharing = std::min(of_keys, of_lists);
+    const bool listed = row == new_row && head / sharing == new_head / sharing;
     row = new_row, head = new_head;
-    for (int64_t slot = 0; slot < p.slots; slot++) {
-      const int64_t token = *p.key_order.at<int64_t>(row, head, slot);
-      std::copy_n(p.k.at<T>(row, head, token), E, rows + slot % Q * P);
-      if (p.v.data) std::copy_n(p.v.at<T>(row, head, token), E, values + slot * P);
-      if (p.key_bias.data) biases[slot] = *p.key_bias.at<T>(row, head, token);
-      if (slot % Q == Q - 1 || slot == p.slots - 1) transpose(rows, keys + slot / Q * Q * P);
+    if (!listed) list();
+    if (p.key_bias.data)
+      for (int64_t slot = 0; slot < p.length; slot++)
+        biases[slot] = *p.key_bias.at<T>(row, head, order[slot]);
+    look();
+  }
+
+  // Copies keys and values list by list.
+  void list() {
+    std::fill(begins.begin(), begins.end(), 0);
+    for (int64_t token = 0; token < p.length; token++) begins[list_of(token) + 1]++;
+    for (int64_t n = 0; n < p.clusters; n++) begins[n + 1] += begins[n];
+    std::vector<int64_t> ends = begins;
+    for (int64_t token = 0; token < p.length; token++) order[ends[list_of(token)]++] = token;
+    for (int64_t slot = 0; slot < begins[p.clusters]; slot++) {
+      const int64_t token = order[slot], of_head = head / of_keys;
+      std::copy_n(p.k.at<T>(row, of_head, token), E, rows + slot % Q * P);
+      if (p.v.data) std::copy_n(p.v.at<T>(row, of_head, token), E, values + slot * P);
+      if (slot % Q == Q - 1 || slot == begins[p.clusters] - 1)
+        transpose(rows, keys + slot / Q * Q * P);
     }
-    for (int64_t r = 0; r < p.ranges; r++) {
-      const int64_t first = ((row * p.heads + head) * p.ranges + r) * p.length;
-      for (int64_t slot = first; slot < first + p.length; slot++) {
-        int64_t* bound = &bounds[(p.query_order[slot] * p.ranges + r) * 2];
-        bound[0] = p.lo[slot], bound[1] = p.hi[slot];
+  }
+
+  // Finds what each token sees of its lists, in which documents stand one after another.
+  void look() {
+    std::vector<int64_t> begin, until, since, end = begins;
+    int64_t next = 0, seen = 0, later = 0;  // the next document; tokens that are counted
+    for (int64_t query = 0; query < p.length; query++) {
+      if (query == next) {
+        begin = until = since = end, seen = later = query;
+        do end[list_of(next++)]++;
+        while (next < p.length && (!p.documents.data || document(next) == document(query)));
+      }
+      for (; seen < std::min(next, place(p.until, query)); seen++) until[list_of(seen)]++;
+      if (sides > 1)
+        for (; later < std::min(next, place(p.since, query)); later++) since[list_of(later)]++;
+      int64_t* bound = &bounds[query * sides * p.probes * 2];
+      const int64_t* lists = p.queries.at<int64_t>(row, head, query);
+      for (int64_t r = 0; r < sides * p.probes; r++, bound += 2) {
+        const int64_t n = lists[r % p.probes];
+        if (n >= p.clusters) bound[0] = bound[1] = 0;
+        else if (r < p.probes) bound[0] = begin[n], bound[1] = until[n];
+        else bound[0] = since[n], bound[1] = end[n];
       }
     }
   }
+
+  int64_t place(const Tensor& of, int64_t token) const { return *of.at<int64_t>(row, 0, token); }
+  int64_t document(int64_t token) const { return place(p.documents, token); }
 
   void block(int64_t begin, int64_t end) {
     int64_t count = 0;
     pairs.clear();
     std::fill(places.begin(), places.end(), 0);
     for (int64_t query = begin; query < end; query++)
-      for (int64_t r = 0; r < p.ranges; r++) {
-        const int64_t* bound = &bounds[(query * p.ranges + r) * 2];
-        const Pair pair = {bound[0], bound[1], query, r, nullptr, 0};
+      for (int64_t r = 0; r < sides * p.probes; r++) {
+        const int64_t* bound = &bounds[(query * sides * p.probes + r) * 2];
+        const Pair pair = {bound[0], bound[1], query, r % p.probes, nullptr, 0};
         if (pair.lo >= pair.hi) continue;
         pairs.push_back(pair), places[pair.lo + 1]++;
         count += pair.end() - pair.begin();
@@ -225,16 +270,16 @@ struct Worker {
     }
     *p.least.at<T>(row, head, query) = least;
     const T floor = std::max(least, LOWEST);
-    int64_t* taken = p.taken + ((row * p.heads + head) * p.length + query) * p.ranges;
-    std::fill_n(taken, p.ranges, 0);
+    int64_t* taken = p.taken + ((row * p.heads + head) * p.length + query) * p.probes;
+    std::fill_n(taken, p.probes, 0);
     Int i = 0;
     for (const Pair* pair = first; pair < end; pair++) {
-      taken[pair->range] -= kept;
+      taken[pair->list] -= kept;
       for (; i < pair->until; i++) {  // without a branch to guess
         const T weight = weights[i];
         weights[kept] = weight, to[kept] = to[i], kept += weight >= floor;
       }
-      taken[pair->range] += kept;
+      taken[pair->list] += kept;
     }
     if (!p.v.data) return;
     for (int64_t i = 0; i < kept; i += L)

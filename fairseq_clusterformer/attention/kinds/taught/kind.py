@@ -208,8 +208,11 @@ class Taught(Kind):
             empty = pad(for_each(queries, kept), (0, scouts.queries.size(-1)))
         how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": text.batch}
         everything = of_scouts.scout_layouts(queries, hidden=empty, **how)
+        if (lists := sight.lists) is not None:
+            nowhere = lists.queries.masked_fill(queries.unsqueeze(-1), self.rule.clusters + 1)
+            lists = lists._replace(queries=nowhere)
         ranges = tuple(blinded(sight.ranges, queries))
-        return replace(sight, ranges=ranges, near=(*sight.near, *everything))
+        return replace(sight, ranges=ranges, near=(*sight.near, *everything), lists=lists)
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
         report, scouts = seen.assignment.report, seen.assignment.scouts
