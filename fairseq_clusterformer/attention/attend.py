@@ -60,9 +60,8 @@ def attend(
         values, lse, least, taken = largest(*qkv[:2], v, lists, rule.index, seen.tokens.impl)
         taken = taken[:, :, past:]
         if values is None:
-            bias = lists.key_bias
-            shown = [replace(one, key_bias=bias, least=least) for one in lists.layouts]
-            calls[0] = qkv, [*shown, *layouts], own
+            layouts = [*(replace(one, least=least) for one in lists.layouts), *layouts]
+            calls[0] = qkv, layouts, own
         else:
             results.append((values[:, :, past:], lse[..., past:]))
     joined = len(results) + len(calls) + len(seen.others) > 1

@@ -13,15 +13,7 @@ from torch.nn.functional import pad
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
 from ..kernels import Layout, Listed, Own
-from .layout import (
-    apart,
-    chunk_layout,
-    listed,
-    recent_layouts,
-    sink_layout,
-    window_layouts,
-    without_own,
-)
+from .layout import chunk_layout, each_layout, listed, sink_layout, window_layouts, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
@@ -254,9 +246,7 @@ class Kind(nn.Module, ABC):
             count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
             how |= {"num_clusters": count, "window": rule.by_cluster}
             for found in text.rounds:
-                queries = torch.cat(found.queries, 1)
-                layouts = recent_layouts(queries, key_clusters=found.keys, **how)
-                ranges = *ranges, *apart(layouts, len(found.queries))
+                ranges += each_layout(found.queries, key_clusters=found.keys, **how)
         sight = Sight(ranges, lists=lists)
         if gap > 1:
             near = text.window(gap if causal else gap - 1, causal)

@@ -1,12 +1,14 @@
 """The rules of visibility, and windows, as layouts. Shape letters: M key slots, C chunk."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import Layout, Listed, sort_by_cluster
+from ..kernels.kernel import TENSORS
 from .tokens import Batch, for_each
 
 
@@ -55,10 +57,6 @@ def recent_layouts(
 
     Returns one layout; not causal, with a gap: one of what stands before, and one of what follows.
     """
-    if batch.documents is not None:  # a cluster of another document is another cluster
-        first = num_clusters * batch.documents.unsqueeze(1)
-        clusters, num_clusters = clusters + first, num_clusters * batch.num_documents
-        key_clusters = None if key_clusters is None else key_clusters + first
     padding_mask, length = batch.padding_mask, clusters.size(-1)
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
     key_order = query_order
@@ -70,27 +68,40 @@ def recent_layouts(
 
     # Slots are sorted by code = cluster * N + position: a cluster's first slot, the slot after its
     # last, and the number of its keys up to a position are all found by bisection.
-    def slots_below(position: Tensor | int) -> Tensor:
-        return torch.searchsorted(key_code, (first + position).contiguous())
+    def slots_below(place: Tensor | int) -> Tensor:
+        if isinstance(place, Tensor):  # of each token
+            place = place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
+        return torch.searchsorted(key_code, (first + place).contiguous())
 
     def layout(lo: Tensor, hi: Tensor) -> Layout:
         return _but_padding(Layout(lo, hi, query_order, key_order), padding_mask)
 
-    def places(number: int) -> Tensor:
-        places = _tokens_on(number, length, batch, query_order.device).unsqueeze(1)
-        return places.expand_as(query_order).gather(-1, query_order)
-
-    begin, up_to = slots_below(0), slots_below(places(1 - gap))
+    begin, until, since, end = _places(key_order, gap, batch)
+    begin, up_to = slots_below(begin), slots_below(until)
     reach = length if window is None else window
     before = layout(torch.maximum(begin, up_to - reach), up_to)
     if causal:
         return (before,)
-    end = slots_below(length)
+    end = slots_below(end)
     if gap == 0:
         lo, hi = torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach)
         return (layout(lo, hi),)
-    after = slots_below(places(gap))
+    after = slots_below(since)
     return before, layout(after, torch.minimum(end, after + reach))
+
+
+def each_layout(clusters: Sequence[Tensor], **how: Any) -> tuple[Layout, ...]:
+    """:func:`recent_layouts` of several clusters that each query looks into: those of the first
+    layout it returns, then those of the second."""
+    found = []
+    for layout in recent_layouts(torch.cat(clusters, dim=1), **how):
+        given = {name: getattr(layout, name) for name in TENSORS}
+        given = {n: x.chunk(len(clusters), dim=1) for n, x in given.items() if x is not None}
+        found += (
+            replace(layout, **dict(zip(given, x, strict=True)))
+            for x in zip(*given.values(), strict=True)
+        )
+    return tuple(found)
 
 
 def listed(
@@ -99,39 +110,39 @@ def listed(
     """Whole clusters by the recent rule, with a gap, from which an index chooses: of those that
     each query looks into, int64 [B, 1 or H, N, R], and that of each key [B, G, N], where K is
     none; a query in K + 1 sees no key."""
-    mask, length = batch.padding_mask, keys.size(-1)
-    if mask is not None:
+    if (mask := batch.padding_mask) is not None:
         queries = queries.masked_fill(mask[:, None, :, None], num_clusters + 1)
         keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
 
     def layouts(queries: Tensor) -> tuple[Layout, ...]:
-        each, how = queries.movedim(-1, 1).flatten(1, 2), {"causal": causal, "gap": gap}
-        how |= {"batch": batch, "key_clusters": for_each(queries, keys)}
-        return tuple(apart(recent_layouts(each, num_clusters + 2, None, **how), queries.size(-1)))
+        how = {"causal": causal, "gap": gap, "batch": batch}
+        how |= {"num_clusters": num_clusters + 2, "window": None}
+        return each_layout(queries.unbind(-1), key_clusters=for_each(queries, keys), **how)
 
-    until, since = (_tokens_on(n, length, batch, keys.device) for n in (1 - gap, gap))
-    since = None if causal else since
-    return Listed(queries, keys, num_clusters, until, since, batch.documents, layouts)
-
-
-def _tokens_on(number: int, length: int, batch: Batch, device: torch.device) -> Tensor:
-    """Places of the tokens that are so many real ones behind each, int64 [1 or B, N], 0 or N where
-    there is none."""
-    if batch.padding_mask is None or number in (0, 1):  # padding is in no cluster
-        return (torch.arange(length, device=device) + number).clamp(0, length).unsqueeze(0)
-    real = ~batch.padding_mask
-    rank = real.cumsum(1) - 1 + number
-    place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
-    return place.masked_fill(rank >= real.sum(1, keepdim=True), length)
+    places = [keys.new_zeros(1, 1) + place for place in _places(keys, gap, batch)]
+    places = torch.stack(torch.broadcast_tensors(*places[: 2 if causal else 4]), dim=1)
+    return Listed(queries, keys, num_clusters, places, layouts)
 
 
-def apart(layouts: Iterable[Layout], rounds: int) -> Iterator[Layout]:
-    """One layout for each round of layouts whose groups are those of several rounds."""
-    names = "lo", "hi", "query_order", "key_order", "num_queries", "num_keys"
-    for layout in layouts:
-        given = {name: getattr(layout, name) for name in names}
-        given = {name: x.chunk(rounds, dim=1) for name, x in given.items() if x is not None}
-        yield from (replace(layout, **{n: x[i] for n, x in given.items()}) for i in range(rounds))
+def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
+    """Of each token, int64 [1 or B, N], or of all: where its document begins; the first token that
+    is nearer than ``gap`` real ones, and the first behind it that is no longer; where it ends."""
+    mask, documents, length = batch.padding_mask, batch.documents, like.size(-1)
+    begin, end = 0, length
+
+    def tokens_on(number: int) -> Tensor:
+        if mask is None or number in (0, 1):  # padding is in no cluster
+            return (torch.arange(length, device=like.device) + number).clamp(0, length).view(1, -1)
+        real = ~mask
+        rank = real.cumsum(1) - 1 + number
+        place = batch.real_first.gather(1, rank.clamp(0, length - 1)).masked_fill(rank < 0, 0)
+        return place.masked_fill(rank >= real.sum(1, keepdim=True), length)
+
+    until, since = tokens_on(1 - gap), tokens_on(gap)
+    if documents is not None:
+        begin, end = (torch.searchsorted(documents, documents, right=x) for x in (False, True))
+        until, since = until.maximum(begin), since.minimum(end)
+    return begin, until, since, end
 
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:

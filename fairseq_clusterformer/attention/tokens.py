@@ -46,13 +46,6 @@ class Batch:
             self._made[key] = make()
         return self._made[key]
 
-    @property
-    def num_documents(self) -> int:
-        """Most documents of a row, or more: a compiled graph cannot wait for the number."""
-        if torch.compiler.is_compiling():
-            return self.documents.size(1)
-        return self.cached("documents", lambda: int(self.documents.max()) + 1)
-
     @cached_property
     def real_first(self) -> Tensor:
         """The tokens of each padded row, padding last, int64 [B, N]."""

@@ -84,9 +84,9 @@ class Listed(NamedTuple):
     queries: Tensor  # int64 [B, 1 or H, N, R]; K or more: into none
     keys: Tensor  # int64 [B, G, N], of heads that share lists; K or more: in none
     number: int  # K
-    until: Tensor  # a query sees what stands before this place, int64 [1 or B, N], never falling
-    since: Tensor | None  # and what stands from this one on, likewise; None: nothing
-    documents: Tensor | None  # and of its document alone, likewise; None: all are of one
+    #: of one side of each query, or of two: where what it may see begins, and where it ends, int64
+    #: [1 or B, 2 or 4, N]; neither falls from token to token
+    places: Tensor
     as_layouts: Callable[[Tensor], Sequence[Layout]]  # of queries that look into these lists
     key_bias: Tensor | None = None  # [B, 1 or H, N]
 

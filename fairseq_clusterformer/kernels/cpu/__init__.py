@@ -84,9 +84,7 @@ def index(
     given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
     given |= {"queries": lists.queries, "keys": lists.keys, "groups": lists.keys.size(1)}
     given |= {"clusters": lists.number, "probes": lists.queries.size(-1)}
-    for name in ("until", "since", "documents"):
-        if (places := getattr(lists, name)) is not None:
-            given[name] = places.unsqueeze(1)
+    given |= {"places": lists.places, "sides": lists.places.size(1) // 2}
     if lists.key_bias is not None:
         given["key_bias"] = lists.key_bias.to(q.dtype)
     given |= {"q": q, "k": k, "key_heads": k.size(1), "least": q.new_empty(q.shape[:3])}

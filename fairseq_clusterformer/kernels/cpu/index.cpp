@@ -16,11 +16,10 @@
 DECLARE(Index,
   Tensor q, k, v, key_bias;   // [B, H, N, E], [B, J, N, E], [B, 1 or H, N]; without v, no values
   Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, N]; K or more: none
-  Tensor until, since;        // what of a list a query sees, [B or 1, 1, N]; no since: no later key
-  Tensor documents;           // [B, 1, N]; none: each row is one
+  Tensor places;              // first and one past the last that a query sees, [B or 1, 2 S, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
   int64_t* taken;             // keys that are seen of each list of a query, [B, H, N, R]
-  int64_t batch, heads, key_heads, groups, length, clusters, probes, number, threads;
+  int64_t batch, heads, key_heads, groups, length, sides, clusters, probes, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )
 
@@ -106,7 +105,6 @@ struct Worker {
   const Index& p;
   const T scale = 1 / std::sqrt(double(E));
   const int64_t of_keys = p.heads / p.key_heads, of_lists = p.heads / p.groups;  // heads of each
-  const int64_t sides = p.since.data ? 2 : 1;
   int64_t row = -1, head = -1;
   Buffer keys, values, biases;  // [strips][P][Q], [M][P], [M]
   Buffer rows{Q * P};
@@ -120,7 +118,7 @@ struct Worker {
   explicit Worker(const Index& p)
       : p(p), keys(rounded_up(p.length, Q) * P), values(p.v.data ? p.length * P : 0),
         biases(rounded_up(p.length, Q)), order(p.length), places(p.length + 2),
-        bounds(p.length * sides * p.probes * 2), begins(p.clusters + 2) {}
+        bounds(p.length * p.sides * p.probes * 2), begins(p.clusters + 2) {}
 
   int64_t list_of(int64_t token) const {
     const int64_t list = *p.keys.at<int64_t>(row, head / of_lists, token);
@@ -155,40 +153,30 @@ struct Worker {
     }
   }
 
-  // Finds what each token sees of its lists, in which documents stand one after another.
+  // Finds what each token sees of its lists: places never fall, so keys before them are counted.
   void look() {
-    std::vector<int64_t> begin, until, since, end = begins;
-    int64_t next = 0, seen = 0, later = 0;  // the next document; tokens that are counted
+    std::vector<std::vector<int64_t>> slots(2 * p.sides, begins);
+    std::vector<int64_t> counted(2 * p.sides);
+    int64_t* bound = bounds.data();
     for (int64_t query = 0; query < p.length; query++) {
-      if (query == next) {
-        begin = until = since = end, seen = later = query;
-        do end[list_of(next++)]++;
-        while (next < p.length && (!p.documents.data || document(next) == document(query)));
-      }
-      for (; seen < std::min(next, place(p.until, query)); seen++) until[list_of(seen)]++;
-      if (sides > 1)
-        for (; later < std::min(next, place(p.since, query)); later++) since[list_of(later)]++;
-      int64_t* bound = &bounds[query * sides * p.probes * 2];
+      for (int64_t i = 0; i < 2 * p.sides; i++)
+        for (; counted[i] < *p.places.at<int64_t>(row, i, query); counted[i]++)
+          slots[i][list_of(counted[i])]++;
       const int64_t* lists = p.queries.at<int64_t>(row, head, query);
-      for (int64_t r = 0; r < sides * p.probes; r++, bound += 2) {
-        const int64_t n = lists[r % p.probes];
-        if (n >= p.clusters) bound[0] = bound[1] = 0;
-        else if (r < p.probes) bound[0] = begin[n], bound[1] = until[n];
-        else bound[0] = since[n], bound[1] = end[n];
-      }
+      for (int64_t side = 0; side < p.sides; side++)
+        for (int64_t r = 0; r < p.probes; r++)
+          for (int64_t i = 2 * side; i < 2 * side + 2; i++)
+            *bound++ = lists[r] < p.clusters ? slots[i][lists[r]] : 0;
     }
   }
-
-  int64_t place(const Tensor& of, int64_t token) const { return *of.at<int64_t>(row, 0, token); }
-  int64_t document(int64_t token) const { return place(p.documents, token); }
 
   void block(int64_t begin, int64_t end) {
     int64_t count = 0;
     pairs.clear();
     std::fill(places.begin(), places.end(), 0);
     for (int64_t query = begin; query < end; query++)
-      for (int64_t r = 0; r < sides * p.probes; r++) {
-        const int64_t* bound = &bounds[(query * sides * p.probes + r) * 2];
+      for (int64_t r = 0; r < p.sides * p.probes; r++) {
+        const int64_t* bound = &bounds[(query * p.sides * p.probes + r) * 2];
         const Pair pair = {bound[0], bound[1], query, r % p.probes, nullptr, 0};
         if (pair.lo >= pair.hi) continue;
         pairs.push_back(pair), places[pair.lo + 1]++;
