@@ -155,3 +155,46 @@ def test_the_largest_logits_of_all_lists(impl, biased, number):
             hidden = ~seen | (logits < least.double().unsqueeze(-1) - close)
             weights = logits.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
             torch.testing.assert_close(values, weights @ v, rtol=0, atol=1e-12)
+
+
+@every_other
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("padded", [None, "left", "within"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
+    """Against a mask: distances count real tokens, and no document sees another. Heads share keys,
+    and one query looks into no list."""
+    torch.manual_seed(3)
+    length, gap, lists_of, looks, number = 90, 4, 6, 3, 7
+    mask = documents = None
+    real, row = torch.ones(BATCH, length, dtype=torch.bool), torch.zeros(BATCH, length).long()
+    if padded:
+        mask = torch.rand(BATCH, length) < 0.2 if padded == "within" else torch.zeros_like(real)
+        mask[1, :30] = True
+        real = ~mask
+    if packed:
+        documents = row = (torch.arange(length) // torch.tensor([[25], [41], [90]])).long()
+    k, v = torch.randn(2, BATCH, 2, length, 8, dtype=torch.float64)
+    q = torch.randn(BATCH, 4, length, 8, dtype=torch.float64)
+    looked = torch.rand(BATCH, 4, length, lists_of).argsort(-1)[..., :looks]
+    looked[0, 0, 80] = lists_of + 1
+    keys = torch.randint(lists_of + 1, (BATCH, 2, length))  # the last: in none
+    lists = listed(looked, keys, lists_of, causal=causal, gap=gap, batch=Batch(mask, documents))
+    values, _, least, taken = largest(q, k, v, lists, number, impl)
+
+    rank = real.cumsum(1)
+    distance = rank.unsqueeze(-1) - rank.unsqueeze(-2)
+    visible = (distance if causal else distance.abs()) >= gap
+    visible &= (row.unsqueeze(-1) == row.unsqueeze(-2)) & real.unsqueeze(-2)
+    k, v, keys = (t.repeat_interleave(2, dim=1) for t in (k, v, keys))
+    own = looked.unsqueeze(-1) == keys[:, :, None, None]
+    logits = q @ k.mT / q.size(-1) ** 0.5
+    shown = own & (visible.unsqueeze(1) & (logits >= least.unsqueeze(-1))).unsqueeze(-2)
+    asks = real.unsqueeze(1).expand(BATCH, 4, length)
+    assert torch.equal(taken[asks], shown.sum(-1)[asks])
+    most = (own.any(-2) & visible.unsqueeze(1)).sum(-1)
+    assert torch.equal(taken[asks].sum(-1), most[asks].clamp(max=number))
+    assert most[asks].max() > number
+    if values is not None:
+        weights = logits.masked_fill(~shown.any(-2), -torch.inf).softmax(-1).nan_to_num(0.0)
+        torch.testing.assert_close(values[asks], (weights @ v)[asks], rtol=0, atol=1e-12)
