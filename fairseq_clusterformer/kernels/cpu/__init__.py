@@ -63,16 +63,19 @@ class Cpu(Kernel):
         given, peak, total = _given(call, adds=into is not None), carry.peak, carry.total
         if peak is None:  # as if one key had all the weight
             peak, total = carry.lse * LOG2_E, carry.lse.isfinite().to(carry.lse.dtype)
-        found = [empty_like(given[name]) for name in "qkv"] if into is None else into
-        d_bias = None if call.key_bias is None else torch.empty_like(carry.lse)
-        results = dict(zip(("d_q", "d_k", "d_v"), found, strict=True))
+        if into is None:
+            into = [empty_like(given[name]) for name in "qkv"]
+            if call.own is not None or call.layout.slots != call.q.size(2):
+                into[1].zero_(), into[2].zero_()  # a key has several gradients
+        d_bias = None if call.key_bias is None else torch.zeros_like(carry.lse)
+        results = dict(zip(("d_q", "d_k", "d_v"), into, strict=True))
         results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
         results |= {"d_out": _in_rows(d_out), "d_lse": d_lse}
         q = given["q"]
         run("attention", "backward", q.dtype, q.size(-1), **given, **results)
         if d_bias is not None:
             d_bias = d_bias.sum_to_size(call.key_bias.shape).to(call.key_bias.dtype)
-        return Gradients(*found, d_bias)
+        return Gradients(*into, d_bias)
 
 
 def index(

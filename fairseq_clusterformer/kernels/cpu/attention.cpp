@@ -23,7 +23,8 @@ DECLARE(Attention,
   Tensor own_hidden, own_drops;  // as of `Own`
   Tensor least;  // of each query: logits below it are hidden
   int64_t batch, heads, length, slots, seed, threads;
-  int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v
+  int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v,
+                 // of which the last two begin at 0 where a token has several gradients
   int64_t own;   // whether each query sees its own key, besides the ranges
   double dropout, own_bias;  // the bias in units of log 2
 )
@@ -395,7 +396,7 @@ struct Worker {
     for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
   }
 
-  // Its gradients: of q to the strip's sum, of key and value to memory, to which `store` adds.
+  // Its gradients: of q to the strip's sum, of key and value to memory.
   void see_own_backward(Strip& s, int i, int64_t at) {
     alignas(64) T key[P] = {}, value[P] = {};
     read(key, p.k, at), read(value, p.v, at);
@@ -423,10 +424,6 @@ struct Worker {
     });
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
-      if (p.own && !p.adds) {  // `see_own_backward` adds, and so will `store`
-        std::memset(p.d_k.at<T>(row, head, at), 0, E * sizeof(T));
-        std::memset(p.d_v.at<T>(row, head, at), 0, E * sizeof(T));
-      }
       if (s.own[i]) see_own_backward(s, i, at);
       bool there = slot + (&s - strips) * Q + i < used;  // whether the slot holds a token
       T factor = there || s.own[i] ? scale * T(LN_2) : 0;
@@ -435,41 +432,25 @@ struct Worker {
     });
   }
 
-  // Writes the gradients of the keys of the row and head.
+  // Writes the gradients of the keys of the row and head, or adds them to what is there.
   void store(const Part& sum) const {
-    const bool adds = p.adds || p.own;
+    const bool adds = p.adds || p.own || p.slots != p.length;  // a token may be in several slots
     const int64_t used = std::min(count(p.num_keys, p.slots), sum.end);
-    auto write = [&](int64_t at, const T* d_keys, const T* d_values, T d_bias) {
-      T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
-      for (int e = 0; e < E; e++) {
-        d_k[e] = (adds ? d_k[e] : 0) + d_keys[e] * T(LN_2);
-        d_v[e] = (adds ? d_v[e] : 0) + d_values[e];
-      }
-      if (p.d_bias.data) *p.d_bias.at<T>(row, head, at) = d_bias;
-    };
-    if (p.slots != p.length) {  // a token may stand in several slots: token by token
-      constexpr int columns = 2 * E + 1;
-      Buffer sums(p.length * columns);
-      for (int64_t slot = sum.begin, at = 0; slot < used; slot++, at++) {
-        T *to = sums + token(p.key_order, slot) * columns, *d_keys = sum.keys() + at * P;
-        for (int e = 0; e < E; e++) to[e] += d_keys[e], to[E + e] += sum.values()[at * P + e];
-        to[2 * E] += sum.bias()[at];
-      }
-      for (int64_t at = 0; at < p.length; at++) {
-        const T* of = sums + at * columns;
-        write(at, of, of + E, of[2 * E]);
-      }
-      return;
-    }
     alignas(64) static const T nothing[P] = {};
     for (int64_t slot = 0; slot < p.slots; slot++) {
       for (const Tensor* t : {&p.d_k, &p.d_v})
         if (slot + L < p.slots)
           ask_for(t->at<T>(row, head, token(p.key_order, slot + L)), E * sizeof(T));
-      const int64_t at = slot - sum.begin;
+      const int64_t to = token(p.key_order, slot), at = slot - sum.begin;
       const bool seen = at >= 0 && slot < used;  // else its gradients are 0
-      write(token(p.key_order, slot), seen ? sum.keys() + at * P : nothing,
-            seen ? sum.values() + at * P : nothing, seen ? sum.bias()[at] : 0);
+      const T *d_keys = seen ? sum.keys() + at * P : nothing;
+      const T *d_values = seen ? sum.values() + at * P : nothing;
+      T *d_k = p.d_k.at<T>(row, head, to), *d_v = p.d_v.at<T>(row, head, to);
+      for (int e = 0; e < E; e++) {
+        d_k[e] = (adds ? d_k[e] : 0) + d_keys[e] * T(LN_2);
+        d_v[e] = (adds ? d_v[e] : 0) + d_values[e];
+      }
+      if (p.d_bias.data && seen) *p.d_bias.at<T>(row, head, to) += sum.bias()[at];
     }
   }
 };
