@@ -8,8 +8,6 @@
 //
 // Of an index, an entry stands in the slot of its token's place; rings are lists, and L is 1.
 
-#include <functional>
-
 #include "simd.h"
 
 // What is absent has no data, and 0 of it.
@@ -41,7 +39,6 @@ namespace {
 constexpr int64_t ROUGHLY = 64;    // keys from which on the best are first looked for in 8 bits
 constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
-constexpr int BINS = 256;          // of a histogram
 
 // Registers of rows that begin anywhere.
 typedef T Loose __attribute__((vector_size(BYTES), may_alias, aligned(sizeof(T))));
@@ -76,7 +73,7 @@ struct Sight {
   std::vector<T> logits, factors;
   std::vector<int64_t> listed;  // slots of keys to choose from, so many, and their logits
   int64_t number_of_listed;
-  std::vector<T> of_listed, rest;
+  std::vector<T> of_listed;
   std::vector<char> reads;  // whether a list is read, [R + 1]
   std::vector<int64_t> taken;  // keys that are seen of each list, [R + 1]
 
@@ -111,7 +108,7 @@ struct Sight {
   void choose(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
     const int64_t count = number_of_listed;
     T low = INF, high = -INF;
-    of_listed.resize(count), rest.resize(count + 1);
+    of_listed.resize(count);
     for (int64_t i = 0; i < count; i++) {
       if (i + AHEAD < count)
         ask_for(static_cast<const char*>(rows) + listed[i + AHEAD] * stride, bytes);
@@ -119,24 +116,18 @@ struct Sight {
       low = std::min(low, logit), high = std::max(high, logit);
     }
     if (count <= number) return;
-    // By a histogram, of which one bin is ordered: a processor foresees no branch of a whole order.
-    const T per_bin = BINS / (high - low);
-    auto bin_of = [&](T logit) {
-      const T bin = (logit - low) * per_bin;
-      return bin > 0 ? bin < BINS ? int(bin) : BINS : 0;  // 0 of what is no number
-    };
-    int64_t counts[BINS + 1] = {}, larger = 0, found = 0;
-    for (int64_t i = 0; i < count; i++) counts[bin_of(of_listed[i])]++;
-    int bin = BINS;
-    while (larger + counts[bin] < number) larger += counts[bin--];
-    for (int64_t i = 0; i < count; i++)
-      rest[found] = of_listed[i], found += bin_of(of_listed[i]) == bin;
-    const auto least = rest.begin() + (number - larger - 1);
-    std::nth_element(rest.begin(), least, rest.begin() + found, std::greater<T>());
+    // The least of them by bisection: a processor foresees no branch of an order.
+    low = std::max(low, LOWEST);  // what is -INF is not seen
+    for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
+      Int found = 0;
+      for (int64_t i = 0; i < count; i++) found += of_listed[i] >= middle;
+      (found < number ? high : low) = middle;
+      if (found == number) break;
+    }
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
       listed[kept] = listed[i], of_listed[kept] = of_listed[i];
-      kept += of_listed[i] >= *least;
+      kept += of_listed[i] >= low;
     }
     number_of_listed = kept;
   }
