@@ -114,20 +114,14 @@ def means(
     return given["out"], given["lse"]
 
 
-#: sizes of the struct in ``step.cpp``: each is that of a dimension of a tensor, 0 without it
+#: sizes of the struct in ``step.cpp``, each that of a tensor's dimension, 0 without it
 _SIZES = {
-    "batch": ("q", 0),
-    "heads": ("q", 1),
-    "groups": ("kept", 1),
-    "window": ("kept", -2),
-    "entry_width": ("kept", -1),
-    "query_groups": ("read", 1),
-    "layouts": ("read", 2),
-    "probes": ("read", 3),
-    "room": ("near", -2),
-    "number_of_sinks": ("sinks", -2),
-    "chunks": ("sums", 2),
-    "clusters": ("sums", 3),
+    "q": {"batch": 0, "heads": 1},
+    "kept": {"groups": 1, "window": -2, "entry_width": -1},
+    "read": {"query_groups": 1, "layouts": 2, "probes": 3},
+    "near": {"room": -2},
+    "sinks": {"number_of_sinks": -2},
+    "sums": {"chunks": 2, "clusters": 3},
 }
 
 
@@ -144,7 +138,8 @@ def step(q: Tensor, **given: Any) -> Tensor:
         if name in given and (given[name].dtype, given[name].size(0)) != (torch.long, q.size(0)):
             shape = f"{given[name].dtype} {list(given[name].shape)}"
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {q.size(0)}")
-    sizes = {size: given[of].size(dim) for size, (of, dim) in _SIZES.items() if of in given}
+    known = ((given[of], dims) for of, dims in _SIZES.items() if of in given)
+    sizes = {size: x.size(dim) for x, dims in known for size, dim in dims.items()}
     sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
     run("step", "step", q.dtype, q.size(-1), **sizes, **given)
     return given["out"]
