@@ -64,9 +64,8 @@ class Cpu(Kernel):
         if peak is None:  # as if one key had all the weight
             peak, total = carry.lse * LOG2_E, carry.lse.isfinite().to(carry.lse.dtype)
         if into is None:
-            into = [empty_like(given[name]) for name in "qkv"]
-            if call.own is not None or call.layout.slots != call.q.size(2):
-                into[1].zero_(), into[2].zero_()  # a key has several gradients
+            q, *others = (empty_like(given[name]) for name in "qkv")
+            into = q, *(x.zero_() for x in others)  # a key has a gradient of each segment
         d_bias = None if call.key_bias is None else torch.zeros_like(carry.lse)
         results = dict(zip(("d_q", "d_k", "d_v"), into, strict=True))
         results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}

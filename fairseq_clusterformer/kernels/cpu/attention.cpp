@@ -23,8 +23,8 @@ DECLARE(Attention,
   Tensor own_hidden, own_drops;  // as of `Own`
   Tensor least;  // of each query: logits below it are hidden
   int64_t batch, heads, length, slots, seed, threads;
-  int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q, d_k and d_v,
-                 // of which the last two begin at 0 where a token has several gradients
+  int64_t adds;  // to the softmax that out, peak and total hold; backward: to d_q; it always adds
+                 // to d_k, d_v and d_bias
   int64_t own;   // whether each query sees its own key, besides the ranges
   double dropout, own_bias;  // the bias in units of log 2
 )
@@ -71,17 +71,6 @@ struct Part {
     std::fill(bias() + (clean - begin), bias() + (to - begin), T(0));
     clean = to;
   }
-  void add(const Part& other) {
-    int64_t at = other.begin - begin, count = other.end - other.begin;
-    if (count == 0) return;
-    clear(other.end);
-    add(keys() + at * P, other.keys(), count * P);
-    add(values() + at * P, other.values(), count * P);
-    add(bias() + at, other.bias(), count);
-  }
-  static void add(T* __restrict to, const T* __restrict from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] += from[i];
-  }
 };
 
 struct Worker {
@@ -107,7 +96,7 @@ struct Worker {
   int64_t first = 0, last = 0;
   Buffer keys{KEPT * P}, values{KEPT * P}, biases{KEPT};
   Part part;
-  std::unique_ptr<V[]> unused;  // memory of a sum of parts
+  std::vector<T> own;  // gradients of the keys and values of a segment's queries, [queries][2][E]
   Ahead ahead;
   Buffer weights{CHUNK * Q}, d_logits{CHUNK * Q};  // weights and their gradients, [keys][Q]
   Strip strips[TILE / Q];
@@ -396,8 +385,8 @@ struct Worker {
     for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
   }
 
-  // Its gradients: of q to the strip's sum, of key and value to memory.
-  void see_own_backward(Strip& s, int i, int64_t at) {
+  // Its gradients: of q to the strip's sum, of key and value to `d_own`.
+  void see_own_backward(Strip& s, int i, int64_t at, T* d_own) {
     alignas(64) T key[P] = {}, value[P] = {};
     read(key, p.k, at), read(value, p.v, at);
     T* q = s.q + i * P, *d_out = s.d_out + i * P, *d_q = s.sum + i * P;
@@ -405,16 +394,11 @@ struct Worker {
     T weight = std::exp2(logit - s.peak[i]) * s.total[i];
     T d_logit = weight * (dot(d_out, value) * drop - s.delta[i]);
     for (int e = 0; e < P; e += L) vec(d_q + e) += vec(key + e) * d_logit;
-    T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
-    T of_q = d_logit * T(LN_2), of_d_out = weight * drop;
-    for (int e = 0; e < E; e++) {
-      d_k[e] += q[e] * of_q;
-      d_v[e] += d_out[e] * of_d_out;
-    }
+    for (int e = 0; e < E; e++) d_own[e] = q[e] * d_logit, d_own[E + e] = d_out[e] * weight * drop;
   }
 
-  // Adds to the part what the tile's queries contribute.
-  void backward_tile(int64_t slot, Part& part) {
+  // Adds to the part what the tile's queries contribute, of the segment that begins at a slot.
+  void backward_tile(int64_t segment, int64_t slot) {
     if (is_behind(slot)) return;
     over_chunks(slot, true, [&](Strip& s, int64_t begin, int64_t end) {
       part.clear(end);
@@ -424,33 +408,33 @@ struct Worker {
     });
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
-      if (s.own[i]) see_own_backward(s, i, at);
-      bool there = slot + (&s - strips) * Q + i < used;  // whether the slot holds a token
+      const int64_t place = slot + (&s - strips) * Q + i;
+      if (s.own[i]) see_own_backward(s, i, at, &own[(place - segment) * 2 * E]);
+      bool there = place < used;  // whether the slot holds a token
       T factor = there || s.own[i] ? scale * T(LN_2) : 0;
       T* d_q = p.d_q.at<T>(row, head, at);
       for (int e = 0; e < E; e++) d_q[e] = (p.adds ? d_q[e] : 0) + s.sum[i * P + e] * factor;
     });
   }
 
-  // Writes the gradients of the keys of the row and head, or adds them to what is there.
-  void store(const Part& sum) const {
-    const bool adds = p.adds || p.own || p.slots != p.length;  // a token may be in several slots
-    const int64_t used = std::min(count(p.num_keys, p.slots), sum.end);
-    alignas(64) static const T nothing[P] = {};
-    for (int64_t slot = 0; slot < p.slots; slot++) {
+  // Adds the gradients of the keys that queries of a segment see, and of the queries' own.
+  void store(int64_t begin, int64_t end) const {
+    auto add = [&](int64_t at, const T* d_keys, const T* d_values) {
+      T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
+      for (int e = 0; e < E; e++) d_k[e] += d_keys[e] * T(LN_2), d_v[e] += d_values[e];
+    };
+    const int64_t used = std::min(count(p.num_keys, p.slots), part.end);
+    for (int64_t slot = part.begin; slot < used; slot++) {
       for (const Tensor* t : {&p.d_k, &p.d_v})
-        if (slot + L < p.slots)
+        if (slot + L < used)
           ask_for(t->at<T>(row, head, token(p.key_order, slot + L)), E * sizeof(T));
-      const int64_t to = token(p.key_order, slot), at = slot - sum.begin;
-      const bool seen = at >= 0 && slot < used;  // else its gradients are 0
-      const T *d_keys = seen ? sum.keys() + at * P : nothing;
-      const T *d_values = seen ? sum.values() + at * P : nothing;
-      T *d_k = p.d_k.at<T>(row, head, to), *d_v = p.d_v.at<T>(row, head, to);
-      for (int e = 0; e < E; e++) {
-        d_k[e] = (adds ? d_k[e] : 0) + d_keys[e] * T(LN_2);
-        d_v[e] = (adds ? d_v[e] : 0) + d_values[e];
-      }
-      if (p.d_bias.data && seen) *p.d_bias.at<T>(row, head, to) += sum.bias()[at];
+      const int64_t to = token(p.key_order, slot), at = slot - part.begin;
+      add(to, part.keys() + at * P, part.values() + at * P);
+      if (p.d_bias.data) *p.d_bias.at<T>(row, head, to) += part.bias()[at];
+    }
+    for (int64_t slot = begin; slot < end && p.own; slot++) {
+      const T* of = &own[(slot - begin) * 2 * E];
+      add(token(p.query_order, slot), of, of + E);
     }
   }
 };
@@ -467,29 +451,20 @@ extern "C" void run_forward(const Attention& p) {
 
 extern "C" void run_backward(const Attention& p) {
   Tasks tasks(p);
-  // Of a row and head: the sum of its segments' parts, and how many it has. They are added in their
-  // order, so that few exist at a time; those before one that is done are at work.
-  std::vector<Part> sums(p.batch * p.heads);
+  // Segments of a row and head that are done: they add their gradients of keys in their order.
+  // Those before one that is done are at work.
   std::vector<std::atomic<int64_t>> added(p.batch * p.heads);
   over_tasks<Worker>(p, tasks.count, [&](Worker& worker, int64_t task) {
     const int64_t both = task / tasks.segments, segment = task % tasks.segments;
     const int64_t begin = segment * tasks.per_segment * TILE;
-    Part &part = worker.part, &sum = sums[both];
+    const int64_t end = std::min(begin + tasks.per_segment * TILE, p.length);
     worker.of(both);
-    part.cover(p, both, begin, std::min(begin + tasks.per_segment * TILE, p.length));
-    tasks.over_tiles(task, [&](int64_t slot) { worker.backward_tile(slot, part); });
-    part.clear(part.end);
-    if (tasks.segments == 1) return worker.store(part);
+    worker.part.cover(p, both, begin, end);
+    if (p.own) worker.own.assign((end - begin) * 2 * E, T(0));
+    tasks.over_tiles(task, [&](int64_t slot) { worker.backward_tile(begin, slot); });
+    worker.part.clear(worker.part.end);
     while (added[both] != segment) std::this_thread::yield();
-    if (segment == 0) {
-      sum.memory = std::move(worker.unused);
-      sum.cover(p, both, 0, p.length);
-    }
-    sum.add(part);
-    if (segment == tasks.segments - 1) {
-      worker.store(sum);
-      worker.unused = std::move(sum.memory);
-    }
+    worker.store(begin, end);
     added[both]++;
   });
 }
