@@ -54,8 +54,6 @@ def _forward(
     at, low, high = queries[0], queries[2], queries[3]
     query = load_rows(of.q, at, 0, WIDTH, PART)
 
-    if of.seed is not None:
-        seed = tl.load(of.seed)
     peak = tl.full([BLOCK_M], float("-inf"), ACC)
     total = tl.zeros([BLOCK_M], ACC)
     values = tl.zeros([BLOCK_M, PART], ACC)
@@ -75,7 +73,7 @@ def _forward(
         decay = tl.exp2(peak - shift)  # rescales what was summed under the old maximum
         total = total * decay + tl.sum(weights, 1)
         if of.seed is not None:
-            weights *= kept(seed, of.dropout, row, queries, keys, length, QUERIES=0)
+            weights *= kept(of, row, queries, keys, length, QUERIES=0)
         values = values * decay[:, None] + dot(weights, value, ACC, PRECISION)
         peak = new_peak
 
@@ -89,7 +87,7 @@ def _forward(
 
 @triton.jit
 def _gradients_of(
-    inner, d_weights, of, seed, row, queries, keys, length, log_sum, shift,
+    inner, d_weights, of, row, queries, keys, length, log_sum, shift,
     WIDTH: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """The weights of a tile as they multiply values, and the gradients of its logits, from inner
@@ -98,7 +96,7 @@ def _gradients_of(
     weights = tl.exp2(logits - tl.expand_dims(log_sum, 1 - QUERIES))
     left = weights
     if of.seed is not None:
-        keep = kept(seed, of.dropout, row, queries, keys, length, QUERIES)
+        keep = kept(of, row, queries, keys, length, QUERIES)
         d_weights *= keep
         left = weights * keep
     return left, weights * (d_weights - tl.expand_dims(shift, 1 - QUERIES))
@@ -134,9 +132,6 @@ def _backward_queries(
     of_one = slot < tl.where(part == 0, length, 0)  # of the programs of a head's parts
     tl.store(delta + row * length + token, shift, mask=of_one)
 
-    seed = of.seed
-    if of.seed is not None:
-        seed = tl.load(of.seed)
     d_query = tl.zeros([BLOCK_M, PART], ACC)
     begin = tl.min(tl.where(high > low, low, slots)) // BLOCK_N * BLOCK_N
     end = tl.max(tl.where(high > low, high, 0))
@@ -149,7 +144,7 @@ def _backward_queries(
             d_out, at, d_values, of.v, keys[0], value, WIDTH, PART, ACC, PRECISION
         )
         d_logits = _gradients_of(
-            inner, d_weights, of, seed, row, queries, keys, length, log_sum, shift, WIDTH, 0
+            inner, d_weights, of, row, queries, keys, length, log_sum, shift, WIDTH, 0
         )[1]
         if WIDTH > PART:
             key = load_rows(of.k, keys[0], part, WIDTH, PART)
@@ -172,9 +167,6 @@ def _backward_keys(
     at = keys[0]
     key = load_rows(of.k, at, 0, WIDTH, PART)
     value = load_rows(of.v, at, 0, WIDTH, PART)
-    seed = of.seed
-    if of.seed is not None:
-        seed = tl.load(of.seed)
     d_key = tl.zeros([BLOCK_N, PART], ACC)
     d_value = tl.zeros([BLOCK_N, PART], ACC)
     d_key_bias = tl.zeros([BLOCK_N], ACC)
@@ -198,7 +190,7 @@ def _backward_keys(
             of.v, at, value, d_out, queries[0], d_values, WIDTH, PART, ACC, PRECISION
         )
         left, d_logits = _gradients_of(
-            inner, d_weights, of, seed, row, queries, keys, length, log_sum, shift, WIDTH, 1
+            inner, d_weights, of, row, queries, keys, length, log_sum, shift, WIDTH, 1
         )
         if WIDTH > PART:
             d_values = load_rows(d_out, queries[0], part, WIDTH, PART)

@@ -215,12 +215,12 @@ def logits_of(inner, of, queries, keys, length, WIDTH: tl.constexpr, QUERIES: tl
 
 
 @triton.jit
-def kept(seed, dropout, row, queries, keys, length, QUERIES: tl.constexpr):
+def kept(of, row, queries, keys, length, QUERIES: tl.constexpr):
     """1 / (1 - dropout) where a weight is kept, 0 where it is dropped; by its place alone. Seven
     rounds of Philox are the fewest that pass all tests of randomness (Salmon et al., 2011)."""
     query = tl.expand_dims(row * length + queries[1], 1 - QUERIES)
     key = tl.expand_dims(keys[1], QUERIES)
     low, high = (query * 0 + key).to(tl.uint32), (query + key * 0).to(tl.uint32)
-    bits, _, _, _ = tl.philox(seed, low, high, low * 0, low * 0, n_rounds=7)
+    bits, _, _, _ = tl.philox(tl.load(of.seed), low, high, low * 0, low * 0, n_rounds=7)
     uniform = tl.uint_to_uniform_float(bits)
-    return tl.where(uniform >= dropout, 1.0 / (1.0 - dropout), 0.0)
+    return tl.where(uniform >= of.dropout, 1.0 / (1.0 - of.dropout), 0.0)
