@@ -51,14 +51,7 @@ T least_of(const T* logits, int64_t count, int64_t number, T high) {
     for (int n = 1; n < L; n++) found = std::min(found, least[n]);
     return found;
   };
-  T low = least_from(-INF);
-  for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
-    Int found = 0;
-    for (int64_t i = 0; i < count; i++) found += logits[i] >= middle;
-    (found < number ? high : low) = middle;
-    if (found == number) break;
-  }
-  return least_from(low);
+  return least_from(bisected(logits, count, number, least_from(-INF), high));
 }
 
 // Writes `slot` and those behind it whose lanes are set, side by side; returns how many.

@@ -105,6 +105,16 @@ inline T dot(const T* a, const T* b) {
   for (int e = 0; e < P; e += L) products += vec(a + e) * vec(b + e);
   return sum(products);
 }
+// About the largest x, from `low` on, that `number` of so many values are no smaller than.
+inline T bisected(const T* values, int64_t count, int64_t number, T low, T high) {
+  for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
+    Int found = 0;
+    for (int64_t i = 0; i < count; i++) found += values[i] >= middle;
+    (found < number ? high : low) = middle;
+    if (found == number) break;
+  }
+  return low;
+}
 // Calls f(row, register) for R rows of two registers.
 template <int R, class F>
 inline void each(F f) {

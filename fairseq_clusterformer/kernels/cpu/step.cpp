@@ -117,13 +117,7 @@ struct Sight {
     }
     if (count <= number) return;
     // The least of them by bisection: a processor foresees no branch of an order.
-    low = std::max(low, LOWEST);  // what is -INF is not seen
-    for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
-      Int found = 0;
-      for (int64_t i = 0; i < count; i++) found += of_listed[i] >= middle;
-      (found < number ? high : low) = middle;
-      if (found == number) break;
-    }
+    low = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);  // -INF is not seen
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
       listed[kept] = listed[i], of_listed[kept] = of_listed[i];
