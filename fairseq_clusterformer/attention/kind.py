@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from ..clustering.learner import Learner
 from ..clustering.report import Report, State
 from ..kernels import Layout, Listed, Own
-from .layout import chunk_layout, each_layout, listed, sink_layout, window_layouts, without_own
+from .layout import chunk_layout, listed, recent_layouts, sink_layout, window_layouts, without_own
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
@@ -246,7 +246,8 @@ class Kind(nn.Module, ABC):
             count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none
             how |= {"num_clusters": count, "window": rule.by_cluster}
             for found in text.rounds:
-                ranges += each_layout(found.queries, key_clusters=found.keys, **how)
+                how |= {"key_clusters": found.keys, "rounds": len(found.queries)}
+                ranges += recent_layouts(torch.cat(found.queries, dim=1), **how)
         sight = Sight(ranges, lists=lists)
         if gap > 1:
             near = text.window(gap if causal else gap - 1, causal)
@@ -338,8 +339,7 @@ class Kind(nn.Module, ABC):
         (entries, old, hidden), no_sink = kept
         past, rings, rounds = entries.size(2), torch.cat([old, rings], dim=-1), []
         for found, keys in zip(new, rings.unbind(2), strict=False):
-            nowhere = self.rule.clusters + (self.rule.index > 0)
-            clusters = (pad(q, (past, 0), value=nowhere) for q in found.queries)
+            clusters = (pad(q, (past, 0), value=self.rule.clusters) for q in found.queries)
             rounds.append(Round(tuple(clusters), keys).for_each_head())
         for of_kept, mask in ((hidden, behind.padding_mask), (no_sink, tokens.padding_mask)):
             mask = of_kept.new_zeros(len(of_kept), length) if mask is None else mask

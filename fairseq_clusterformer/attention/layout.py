@@ -1,14 +1,12 @@
 """The rules of visibility, and windows, as layouts. Shape letters: M key slots, C chunk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import Layout, Listed, sort_by_cluster
-from ..kernels.kernel import TENSORS
 from .tokens import Batch, for_each
 
 
@@ -41,6 +39,7 @@ def recent_layouts(
     gap: int = 0,
     batch: Batch,
     key_clusters: Tensor | None = None,
+    rounds: int = 1,
 ) -> tuple[Layout, ...]:
     """Recent rule: a query sees the W latest keys of its cluster up to its own position. Strictly
     causal if the clusters are: the rank of a key within its cluster counts earlier tokens only.
@@ -54,8 +53,10 @@ def recent_layouts(
         gap: keys nearer than that are not seen; 0: all are, the query's own included.
         key_clusters: cluster of each key if keys are clustered apart from queries; its groups
             repeat for as many as the queries have.
+        rounds: of the clusters of each query, one behind another in G.
 
-    Returns one layout; not causal, with a gap: one of what stands before, and one of what follows.
+    Returns a layout of each round; not causal, with a gap: of what stands before, then of what
+    follows.
     """
     padding_mask, length = batch.padding_mask, clusters.size(-1)
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
@@ -73,35 +74,21 @@ def recent_layouts(
             place = place.unsqueeze(1).expand_as(query_order).gather(-1, query_order)
         return torch.searchsorted(key_code, (first + place).contiguous())
 
-    def layout(lo: Tensor, hi: Tensor) -> Layout:
-        return _but_padding(Layout(lo, hi, query_order, key_order), padding_mask)
+    def layouts(lo: Tensor, hi: Tensor) -> tuple[Layout, ...]:
+        parts = (x.chunk(rounds, dim=1) for x in (lo, hi, query_order, key_order))
+        return tuple(_but_padding(Layout(*x), padding_mask) for x in zip(*parts, strict=True))
 
     begin, until, since, end = _places(key_order, gap, batch)
     begin, up_to = slots_below(begin), slots_below(until)
     reach = length if window is None else window
-    before = layout(torch.maximum(begin, up_to - reach), up_to)
+    before = layouts(torch.maximum(begin, up_to - reach), up_to)
     if causal:
-        return (before,)
+        return before
     end = slots_below(end)
     if gap == 0:
-        lo, hi = torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach)
-        return (layout(lo, hi),)
+        return layouts(torch.maximum(begin, up_to - 1 - reach), torch.minimum(end, up_to + reach))
     after = slots_below(since)
-    return before, layout(after, torch.minimum(end, after + reach))
-
-
-def each_layout(clusters: Sequence[Tensor], **how: Any) -> tuple[Layout, ...]:
-    """:func:`recent_layouts` of several clusters that each query looks into: those of the first
-    layout it returns, then those of the second."""
-    found = []
-    for layout in recent_layouts(torch.cat(clusters, dim=1), **how):
-        given = {name: getattr(layout, name) for name in TENSORS}
-        given = {n: x.chunk(len(clusters), dim=1) for n, x in given.items() if x is not None}
-        found += (
-            replace(layout, **dict(zip(given, x, strict=True)))
-            for x in zip(*given.values(), strict=True)
-        )
-    return tuple(found)
+    return before + layouts(after, torch.minimum(end, after + reach))
 
 
 def listed(
@@ -115,9 +102,9 @@ def listed(
         keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
 
     def layouts(queries: Tensor) -> tuple[Layout, ...]:
-        how = {"causal": causal, "gap": gap, "batch": batch}
-        how |= {"num_clusters": num_clusters + 2, "window": None}
-        return each_layout(queries.unbind(-1), key_clusters=for_each(queries, keys), **how)
+        each, how = queries.movedim(-1, 1).flatten(1, 2), {"causal": causal, "gap": gap}
+        how |= {"key_clusters": for_each(queries, keys), "rounds": queries.size(-1)}
+        return recent_layouts(each, num_clusters + 2, None, batch=batch, **how)
 
     places = [keys.new_zeros(1, 1) + place for place in _places(keys, gap, batch)]
     places = torch.stack(torch.broadcast_tensors(*places[: 2 if causal else 4]), dim=1)
@@ -128,7 +115,6 @@ def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
     """Of each token, int64 [1 or B, N], or of all: where its document begins; the first token that
     is nearer than ``gap`` real ones, and the first behind it that is no longer; where it ends."""
     mask, documents, length = batch.padding_mask, batch.documents, like.size(-1)
-    begin, end = 0, length
 
     def tokens_on(number: int) -> Tensor:
         if mask is None or number in (0, 1):  # padding is in no cluster
@@ -139,10 +125,10 @@ def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
         return place.masked_fill(rank >= real.sum(1, keepdim=True), length)
 
     until, since = tokens_on(1 - gap), tokens_on(gap)
-    if documents is not None:
-        begin, end = (torch.searchsorted(documents, documents, right=x) for x in (False, True))
-        until, since = until.maximum(begin), since.minimum(end)
-    return begin, until, since, end
+    if documents is None:
+        return 0, until, since, length
+    begin, end = (torch.searchsorted(documents, documents, right=x) for x in (False, True))
+    return begin, until.maximum(begin), since.minimum(end), end
 
 
 def sink_layout(positions: Tensor, number: int, *, itself: bool, batch: Batch) -> Layout:

@@ -16,17 +16,11 @@ from ..kernel import LOG2_E, TENSORS, Call, Carry, Gradients, Kernel, Listed, em
 from .library import can_run, run, why_missing  # noqa: F401
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    """In float32 or float64, the last dimension with stride 1."""
-    x = at_least_float32(x)
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _given(call: Call, adds: bool) -> dict[str, Any]:
     """Fields of the struct in attention.cpp that are the call's."""
     layout, own = call.layout, call.own
     given = {name: getattr(layout, name) for name in TENSORS}
-    given |= {name: _in_rows(x) for name, x in zip("qkv", call[:3], strict=True)}
+    given |= {name: at_least_float32(x) for name, x in zip("qkv", call[:3], strict=True)}
     given |= dict(zip(("batch", "heads", "length"), call.q.shape, strict=False))
     given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
     if layout.least is not None:
@@ -68,8 +62,13 @@ class Cpu(Kernel):
             into = q, *(x.zero_() for x in others)  # a key has a gradient of each segment
         d_bias = None if call.key_bias is None else torch.zeros_like(carry.lse)
         results = dict(zip(("d_q", "d_k", "d_v"), into, strict=True))
-        results |= {"out": _in_rows(carry.out), "peak": peak, "total": total, "d_bias": d_bias}
-        results |= {"d_out": _in_rows(d_out), "d_lse": d_lse}
+        results |= {
+            "out": at_least_float32(carry.out),
+            "peak": peak,
+            "total": total,
+            "d_bias": d_bias,
+        }
+        results |= {"d_out": at_least_float32(d_out), "d_lse": d_lse}
         q = given["q"]
         run("attention", "backward", q.dtype, q.size(-1), **given, **results)
         if d_bias is not None:
@@ -82,19 +81,18 @@ def index(
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
-    q, k, v = (x if x is None else _in_rows(x) for x in (q, k, v))
+    q, k, v = (x if x is None else at_least_float32(x) for x in (q, k, v))
+    least, probes = q.new_empty(q.shape[:3]), lists.queries.size(-1)
+    taken = lists.queries.new_empty(*q.shape[:3], probes)
+    out, lse = (None, None) if v is None else (empty_like(q), torch.empty_like(least))
+    bias = lists.key_bias if lists.key_bias is None else lists.key_bias.to(q.dtype)
     given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
-    given |= {"queries": lists.queries, "keys": lists.keys, "groups": lists.keys.size(1)}
-    given |= {"clusters": lists.number, "probes": lists.queries.size(-1)}
-    given |= {"places": lists.places, "sides": lists.places.size(1) // 2}
-    if lists.key_bias is not None:
-        given["key_bias"] = lists.key_bias.to(q.dtype)
-    given |= {"q": q, "k": k, "key_heads": k.size(1), "least": q.new_empty(q.shape[:3])}
-    if v is not None:
-        given |= {"v": v, "out": empty_like(q), "lse": torch.empty_like(given["least"])}
-    given["taken"] = lists.queries.new_empty(*q.shape[:3], given["probes"])
-    run("index", "index", q.dtype, q.size(-1), number=number, slack=slack, **given)
-    return given.get("out"), given.get("lse"), given["least"], given["taken"]
+    given |= {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}
+    given |= {"probes": probes, "sides": lists.places.size(1) // 2, "number": number}
+    given |= {"queries": lists.queries, "keys": lists.keys, "places": lists.places}
+    given |= {"out": out, "lse": lse, "least": least, "taken": taken, "slack": slack}
+    run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, key_bias=bias, **given)
+    return out, lse, least, taken
 
 
 def means(
@@ -103,7 +101,7 @@ def means(
     """Values and log-sum-exp of queries [B, H, N, E] that see means, without gradients: those of
     the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N]; nothing in chunk M. Of each
     cluster ``looked`` into [B, H, N, P], as many keys are ``taken`` out; None: all."""
-    q = _in_rows(q)
+    q = at_least_float32(q)
     given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
     given |= {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
     given |= {"chunk": chunk.unsqueeze(1), "looked": looked, "probes": looked.size(-1)}

@@ -48,12 +48,13 @@ class _Tensor(ctypes.Structure):
 def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
     """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
     struct gets these values; what is None or is not given is 0, or no tensor. A tensor that a
-    pointer leads to is read in rows, whatever its strides are; results are contiguous."""
+    pointer leads to is read in rows, whatever its strides are, others whatever all but the last
+    are; results are contiguous."""
     library, struct = _loaded(dtype, width, source)
     given = {"threads": torch.get_num_threads() if os.getpid() == PROCESS else 1}
     for name, value in values.items():
         if isinstance(value, Tensor):
-            if name not in struct.strided:
+            if name not in struct.strided or value.stride(-1) != 1:
                 values[name] = value = value.contiguous()  # in memory until the end
             given[name] = _Tensor.of(value) if name in struct.strided else value.data_ptr()
         elif value is not None:
