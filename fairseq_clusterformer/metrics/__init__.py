@@ -23,38 +23,33 @@ def ranking_scores(
     questions: ArrayLike,
     scores: ArrayLike,
     relevant: ArrayLike,
-    candidates: ArrayLike | None = None,
-    *,
-    without_answer: str = "skip",
+    candidates: ArrayLike,
 ) -> RankingScores:
-    """MAP and MRR by question, equal to trec_eval's ``map`` and ``recip_rank``.
+    """MAP and MRR by question, equal to trec_eval's ``map`` and ``recip_rank`` over the questions
+    that have a right answer; others are left out, as in papers on WikiQA.
 
     As there, scores are compared in float32, and of equal ones the candidate whose name is later
     as a string comes first, so that the order of the data cannot help. Raises ValueError: arrays
-    of different lengths, a score that is NaN, or another value of ``without_answer``.
+    of different lengths, or a score that is NaN.
 
     Args:
         questions: the question that each candidate answers, [n], of any type that has a hash.
         scores, relevant: higher is better, and whether it is right, bool or 0 and 1, both [n].
-        candidates: names, different within a question, [n]; None: their numbers.
-        without_answer: questions without a right answer are left out ("skip"), as in papers on
-            WikiQA, or count as 0 ("zero"), as in trec_eval.
+        candidates: names, different within a question, [n].
     """
-    if without_answer not in ("skip", "zero"):
-        raise ValueError(f"without_answer is {without_answer!r}; allowed: skip, zero")
     scores = np.asarray(scores, dtype=np.float32)
     if np.isnan(scores).any():
         raise ValueError(f"score {int(np.isnan(scores).argmax())} is NaN; allowed: numbers")
     of_question, precisions, reciprocals = defaultdict(list), [], []
-    names = map(str, range(len(scores)) if candidates is None else candidates)
-    for question, *row in zip(questions, scores.tolist(), names, relevant, strict=True):
+    rows = zip(questions, scores.tolist(), map(str, candidates), relevant, strict=True)
+    for question, *row in rows:
         of_question[question].append(row)
     for rows in of_question.values():
         rows.sort(reverse=True)
         ranks = [rank for rank, (*_, right) in enumerate(rows, 1) if right]
-        if ranks or without_answer == "zero":
+        if ranks:
             found = [count / rank for count, rank in enumerate(ranks, 1)]
-            precisions.append(sum(found) / max(1, len(found)))
-            reciprocals.append(1 / ranks[0] if ranks else 0.0)
+            precisions.append(sum(found) / len(found))
+            reciprocals.append(1 / ranks[0])
     means = (math.fsum(x) / len(x) if x else math.nan for x in (precisions, reciprocals))
     return RankingScores(*means, len(precisions))
