@@ -213,24 +213,22 @@ class Passages:
 
     def by_words(self, question: str) -> np.ndarray:
         """How relevant each section is by its words, from 0, float32 [S]."""
-        found, (known, weights) = np.zeros(len(self), np.float32), self._words
-        for word in (known[stem] for stem in stems(question) if stem in known):
-            own = slice(*weights["indptr"][word : word + 2])
-            found[weights["indices"][own]] += weights["data"][own]
-        return found
+        known, index = self._words
+        found = [known[stem] for stem in stems(question) if stem in known]
+        return index.get_scores_from_ids(found) if found else np.zeros(len(self), np.float32)
 
     @cached_property
-    def _words(self) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-        """The numbers of words, and how they weigh: a sparse matrix, by words."""
+    def _words(self) -> tuple[dict[str, int], bm25s.BM25]:
+        """The numbers of words, and how they weigh."""
         known: dict[str, int] = {}
         ids = [
             np.array([known.setdefault(stem, len(known)) for stem in stems(each.text)], np.int32)
             for each in self.sections
         ]
-        made = bm25s.BM25(k1=1.2, b=0.75)
+        index = bm25s.BM25(k1=1.2, b=0.75)
         if known:  # it divides by the number of words
-            made.index((ids, known), create_empty_token=False, show_progress=False)
-        return known, made.scores if known else {}
+            index.index((ids, known), create_empty_token=False, show_progress=False)
+        return known, index
 
 
 def stems(text: str) -> Iterator[str]:
