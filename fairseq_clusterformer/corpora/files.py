@@ -110,6 +110,15 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8])
 
 
+def half_in(text: str) -> str:
+    """What is wrong with half of a surrogate pair, which JSON can escape; empty: there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"{error.object[error.start]!r} is half a character"
+    return ""
+
+
 def some(names: Iterable[object], most: int = 20) -> str:
     """Return names with commas between them, or the first of them."""
     names = list(map(str, names))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fairseq_clusterformer.errors import bad_option, check_file
 
 from . import SPLITS
-from .files import PACKED, numbered_lines, read_lines, some, split_of, visible, wrong
+from .files import PACKED, half_in, numbered_lines, read_lines, some, split_of, visible, wrong
 
 _RESERVED = re.compile(r"<s>|<pad>|</s>|<unk>|madeupword\d{4,}")  # by fairseq's dictionaries
 
@@ -116,11 +116,8 @@ def read_labelled(
             if not isinstance(name, str | int) or not all(isinstance(text, str) for text in found):
                 raise wrong(where, f"{cells!r:.80}", f"text in {some((label, *texts))}")
             name = json.dumps(name) if isinstance(name, bool) else str(name)
-            try:
-                "".join((name, *found)).encode()
-            except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
-                half = f"{error.object[error.start]!r} is half a character"
-                raise wrong(where, half, "valid Unicode") from None
+            if half := half_in("".join((name, *found))):
+                raise wrong(where, half, "valid Unicode")
             name = None if name == unlabelled else name
             yield LabelledText(name, tuple(found), where, cells.get(group))
 

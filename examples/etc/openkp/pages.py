@@ -57,7 +57,8 @@ def read_pages(path: Path, drops: records.Drops, *, keep_unfound: bool) -> Itera
 def page_of(item: Mapping) -> dict[str, Any]:
     """A page as above, without ``starts``, from one as in OpenKP's files; raises `Unusable`."""
     url, text, vdom = get(item, "url"), get(item, "text"), get(item, "VDOM", (str, list))
-    records.check_unicode(url + text)
+    if half := records.half_in(url + text):
+        raise Unusable("not valid Unicode", half)
     if isinstance(vdom, str):
         found = records.parse_json(vdom.encode("utf-8", "surrogatepass"))
         vdom = get({"VDOM": found}, "VDOM", list)

@@ -16,7 +16,7 @@ from fairseq_clusterformer.data import characters
 from fairseq_clusterformer.data.characters import READ_FORM
 from fairseq_clusterformer.errors import UserError
 
-from ..files import raw_lines, wrong
+from ..files import half_in, raw_lines, wrong
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,8 @@ class Record:
                 raise Unusable("no such sentence", f"supporting fact {number}")
         strings = [self.id, self.question, *self.texts, *self.candidates]
         strings += [text for part in self.paragraphs for text in (part.title, part.text)]
-        check_unicode("".join(strings))
-
-
-def check_unicode(text: str) -> None:
-    """Raise `Unusable` for half of a surrogate pair, which JSON can escape."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        char = error.object[error.start]
-        raise Unusable("not valid Unicode", f"{char!r} is half a character") from None
+        if half := half_in("".join(strings)):
+            raise Unusable("not valid Unicode", half)
 
 
 @dataclass
