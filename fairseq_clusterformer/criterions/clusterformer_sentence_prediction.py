@@ -112,7 +112,7 @@ def _score(meters, *, kind: str, name: str) -> float:
     if np.isnan(columns).any():  # of a model that diverged: logged, as its loss is
         return math.nan
     if kind == "candidates":
-        return round(ranking_scores(*columns)[_SCORES[kind].index(name)], 4)
+        return round(ranking_scores(*columns)[name], 4)
     found, right = columns
     if kind == "classified":
         from sklearn.metrics import f1_score, matthews_corrcoef

@@ -3,20 +3,9 @@ them; no fairseq."""
 
 import math
 from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-
-class RankingScores(NamedTuple):
-    """Means over ``num_questions`` questions, from 0 to 1; nan over none. A question's average
-    precision is the mean of the precisions at its right answers' ranks, its reciprocal rank that
-    of the first right answer."""
-
-    mean_average_precision: float
-    mean_reciprocal_rank: float
-    num_questions: int
 
 
 def ranking_scores(
@@ -24,9 +13,11 @@ def ranking_scores(
     scores: ArrayLike,
     relevant: ArrayLike,
     candidates: ArrayLike,
-) -> RankingScores:
-    """MAP and MRR by question, equal to trec_eval's ``map`` and ``recip_rank`` over the questions
-    that have a right answer; others are left out, as in papers on WikiQA.
+) -> dict[str, float]:
+    """``map`` and ``mrr``, equal to trec_eval's ``map`` and ``recip_rank``: means over questions
+    with a right answer, from 0 to 1; nan over none. Others are left out, as in papers on WikiQA. A
+    question's average precision is the mean of the precisions at its right answers' ranks, its
+    reciprocal rank that of the first right answer.
 
     As there, scores are compared in float32, and of equal ones the candidate whose name is later
     as a string comes first, so that the order of the data cannot help. Raises ValueError: arrays
@@ -51,5 +42,5 @@ def ranking_scores(
             found = [count / rank for count, rank in enumerate(ranks, 1)]
             precisions.append(sum(found) / len(found))
             reciprocals.append(1 / ranks[0])
-    means = (math.fsum(x) / len(x) if x else math.nan for x in (precisions, reciprocals))
-    return RankingScores(*means, len(precisions))
+    found = {"map": precisions, "mrr": reciprocals}
+    return {name: math.fsum(x) / len(x) if x else math.nan for name, x in found.items()}
