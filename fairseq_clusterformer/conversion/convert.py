@@ -256,7 +256,8 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
     seen = f"index={plan.far},routing_convolution=0" if index else f"window={window}"
     gap = plan.near + (side == "encoder")  # an encoder's window does not count the own token
     first = f",sinks={sinks}" if sinks and side == "decoder" else ""
-    means = f",summaries={plan.summaries}" if plan.summaries and side == "decoder" else ""
+    every = max(64, positions // 128) if plan.summaries is None else plan.summaries
+    means = f",summaries={every}" if every and side == "decoder" else ""
     layers = []
     for place, attention in attentions(dense.model).items():
         if place[0] != side:

@@ -29,7 +29,9 @@ class Plan:
     rings: bool = False  # a decoder sees the latest W, and not of all the W of largest logit
     probes: int | None = None  # clusters that share W; None: 2, or of an index K / 4, 16 at most
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
-    summaries: int = 64  # tokens after which a decoder's means of clusters are renewed; 0: none
+    #: tokens after which a decoder's means of clusters are renewed; 0: never, there are none;
+    #: None: 64, or a 128th of the positions if that is more
+    summaries: int | None = None
     clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
     window_below: float = 0.01  # a head with less attention beyond the window is a window
     sinks: int | None = None  # first tokens that a decoder's heads see; None: what it needs

@@ -97,6 +97,13 @@ class TestKinds:
             assert "clusters=99,probes=16," in _spec("decoder", of_layer, *many)
         assert spec == f"taught({sees},gap=8,scouts=16,sinks=3{expected})"
 
+    def test_means_of_long_texts_are_renewed_less_often(self) -> None:
+        model = SimpleNamespace(model=Model(attention(kv_heads=2)))
+        for positions, every in ((8_192, 64), (32_768, 256)):
+            plan = Plan(near=8, far=8, max_positions=positions)
+            spec = _spec("decoder", {PLACE: mass([0.5] * 6)}, model, plan, 3)
+            assert f",summaries={every}," in spec
+
 
 class Layer(torch.nn.Module):
     def __init__(self, of: SelfAttention):
