@@ -55,8 +55,7 @@ def recent_layouts(
             repeat for as many as the queries have.
         rounds: of the clusters of each query, one behind another in G.
 
-    Returns a layout of each round; not causal, with a gap: of what stands before, then of what
-    follows.
+    Returns a layout of each round; not causal, with a gap: of what is before, then of the rest.
     """
     padding_mask, length = batch.padding_mask, clusters.size(-1)
     query_order, key_code = _sort_by_cluster(clusters, num_clusters, padding_mask)
@@ -94,9 +93,9 @@ def recent_layouts(
 def listed(
     queries: Tensor, keys: Tensor, num_clusters: int, *, causal: bool, gap: int, batch: Batch
 ) -> Listed:
-    """Whole clusters by the recent rule, with a gap, from which an index chooses: of those that
-    each query looks into, int64 [B, 1 or H, N, R], and that of each key [B, G, N], where K is
-    none; a query in K + 1 sees no key."""
+    """Whole clusters by the recent rule, from which an index chooses; the gap is 1 or more.
+    ``queries``: the R clusters that each looks into, int64 [B, 1 or H, N, R]; K + 1 has no keys.
+    ``keys``: the cluster of each, int64 [B, G, N]; K: none."""
     if (mask := batch.padding_mask) is not None:
         queries = queries.masked_fill(mask[:, None, :, None], num_clusters + 1)
         keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
@@ -112,12 +111,13 @@ def listed(
 
 
 def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
-    """Of each token, int64 [1 or B, N], or of all: where its document begins; the first token that
-    is nearer than ``gap`` real ones, and the first behind it that is no longer; where it ends."""
+    """Of each token, int64 [1 or B, N], or of all: where its document begins; the end of what is
+    ``gap`` real tokens before it, or itself by 0; the begin of what is so far behind it; where its
+    document ends."""
     mask, documents, length = batch.padding_mask, batch.documents, like.size(-1)
 
     def tokens_on(number: int) -> Tensor:
-        if mask is None or number in (0, 1):  # padding is in no cluster
+        if mask is None or number in (0, 1):  # itself, or the next: padding between is not seen
             return (torch.arange(length, device=like.device) + number).clamp(0, length).view(1, -1)
         real = ~mask
         rank = real.cumsum(1) - 1 + number
@@ -127,6 +127,7 @@ def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
     until, since = tokens_on(1 - gap), tokens_on(gap)
     if documents is None:
         return 0, until, since, length
+    documents = documents.contiguous()
     begin, end = (torch.searchsorted(documents, documents, right=x) for x in (False, True))
     return begin, until.maximum(begin), since.minimum(end), end
 

@@ -78,7 +78,7 @@ def _parser() -> Parser:
     about += "these much attention beyond the near window, else 0)"
     add("--sinks N", about, type=number(Range(at_least=0, whole=True)))
     about = "heads of a decoder that cluster also see the mean of each other cluster, as one key; "
-    about += "renewed after so many tokens; 0: no means (default: 64, or a 128th of the positions)"
+    about += "renewed after so many tokens; 0: no means (default: positions / 128, at least 64)"
     add("--summaries N", about, type=number(Range(at_least=0, whole=True)))
     about = "head: each head has clusters of its own; kv-head: each head of keys and values, "
     about += "whose queries look into the same clusters, and decoding takes less memory (default: "

@@ -29,8 +29,8 @@ class Plan:
     rings: bool = False  # a decoder sees the latest W, and not of all the W of largest logit
     probes: int | None = None  # clusters that share W; None: 2, or of an index K / 4, 16 at most
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
-    #: tokens after which a decoder's means of clusters are renewed; 0: never, there are none;
-    #: None: 64, or a 128th of the positions if that is more
+    #: tokens after which a decoder's means of clusters are renewed; 0: there are no means; None:
+    #: a 128th of the positions, 64 at least
     summaries: int | None = None
     clusters_per: str | None = None  # "head", or "kv-head"; None: the latter where keys are shared
     window_below: float = 0.01  # a head with less attention beyond the window is a window

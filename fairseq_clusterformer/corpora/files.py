@@ -111,7 +111,7 @@ def key_of(text: str) -> int:
 
 
 def half_in(text: str) -> str:
-    """What is wrong with half of a surrogate pair, which JSON can escape; empty: there is none."""
+    """The first half of a surrogate pair, which JSON can escape, as a problem; else empty."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..precision import at_least_float32, autocast_off
 from . import cpu as of_cpu
-from . import kernel as of_all
+from . import kernel as common
 from .blocks import Blocks, by_query
 from .cpu import Cpu
 from .kernel import TENSORS, Call, Carry, Kernel, Layout, Listed, Own, empty_like
 from .triton import Triton
 
 logger = logging.getLogger(__name__)
-KERNELS = {"reference": of_all.Reference(), "blocks": Blocks(), "triton": Triton(), "cpu": Cpu()}
+KERNELS = {"reference": common.Reference(), "blocks": Blocks(), "triton": Triton(), "cpu": Cpu()}
 _warn = cache(logger.warning)  # once
 _operator = partial(torch.library.custom_op, mutates_args=())
 FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an obstacle
@@ -92,7 +92,7 @@ def joint_attention(
         if dropout > 0.0:  # on the device, so that a CUDA graph draws anew
             seed = torch.randint(1 << 62, (), device=q.device)
         calls.append(Call(q, k, v, layout.key_bias, seed, layout, dropout))
-        of_all.validate(calls[-1])
+        common.validate(calls[-1])
     if own is not None:
         if dropout > 0.0:
             drops = torch.empty_like(at_least_float32(q[..., 0].detach()))

@@ -84,17 +84,15 @@ class Listed(NamedTuple):
     queries: Tensor  # int64 [B, 1 or H, N, R]; K or more: into none
     keys: Tensor  # int64 [B, G, N], of heads that share lists; K or more: in none
     number: int  # K
-    #: of one side of each query, or of two: where what it may see begins, and where it ends, int64
-    #: [1 or B, 2 or 4, N]; neither falls from token to token
-    places: Tensor
+    #: where what a query may see begins, and ends, on one side or both, int64 [1 or B, 2 or 4, N];
+    places: Tensor  # none falls from token to token
     as_layouts: Callable[[Tensor], Sequence[Layout]]  # of queries that look into these lists
     key_bias: Tensor | None = None  # [B, 1 or H, N]
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """What a query sees of each of its R lists before it; then the same of what follows."""
-        made = self.as_layouts(self.queries)
-        return tuple(replace(one, key_bias=self.key_bias) for one in made)
+        return tuple(replace(x, key_bias=self.key_bias) for x in self.as_layouts(self.queries))
 
 
 class Own(NamedTuple):

@@ -19,7 +19,7 @@ from fairseq_clusterformer.attention import Batch, any_padding
 from fairseq_clusterformer.clustering import Report, initial_centroids
 
 from .checkpoints import CheckpointError, ExplainedCheckpoints
-from .options import EncoderClusteringOptions, attention_plan, complete, option, sized
+from .options import EncoderClusteringOptions, attention_plan, complete, option, options_of, sized
 from .pretrained import load_pretrained
 from .stack import ClusteredLayer, ClusteredStack
 
@@ -173,7 +173,7 @@ class EncoderOnlyModel(ExplainedCheckpoints, BaseFairseqModel):
     @classmethod
     def build_model(cls, args, task):
         """Build a model; raises ValueError for an option that is not allowed."""
-        complete(args, getattr(cls, "__dataclass"))  # noqa: B009  a class would rename it
+        complete(args, options_of(cls))
         cls.check(args, task)
         return cls(args, task)
 

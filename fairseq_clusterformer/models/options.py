@@ -154,6 +154,11 @@ def defaults_of(options: type[FairseqDataclass]) -> dict[str, object]:
     return {f.name: f.default for f in fields(options) if not f.name.startswith("_")}
 
 
+def options_of(model: type) -> type[FairseqDataclass]:
+    """The dataclass that a model is registered with."""
+    return model.__dataclass
+
+
 def _option(args: Namespace, name: str, side: str = "") -> Any:
     """An option, of a side or of all; see `_LACKING`."""
     own = f"{side}_{name}" if side else name

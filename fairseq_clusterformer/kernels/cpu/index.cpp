@@ -113,9 +113,10 @@ struct Worker {
         biases(rounded_up(p.length, Q)), order(p.length), places(p.length + 2),
         bounds(p.length * p.sides * p.probes * 2), begins(p.clusters + 2) {}
 
+  bool is_list(int64_t n) const { return uint64_t(n) < uint64_t(p.clusters); }
   int64_t list_of(int64_t token) const {
     const int64_t list = *p.keys.at<int64_t>(row, head / of_lists, token);
-    return std::min(list, p.clusters);
+    return is_list(list) ? list : p.clusters;
   }
 
   void of(int64_t new_row, int64_t new_head) {
@@ -137,12 +138,11 @@ struct Worker {
     for (int64_t n = 0; n < p.clusters; n++) begins[n + 1] += begins[n];
     std::vector<int64_t> ends = begins;
     for (int64_t token = 0; token < p.length; token++) order[ends[list_of(token)]++] = token;
-    for (int64_t slot = 0; slot < begins[p.clusters]; slot++) {
+    for (int64_t slot = 0, end = begins[p.clusters]; slot < end; slot++) {
       const int64_t token = order[slot], of_head = head / of_keys;
       std::copy_n(p.k.at<T>(row, of_head, token), E, rows + slot % Q * P);
       if (p.v.data) std::copy_n(p.v.at<T>(row, of_head, token), E, values + slot * P);
-      if (slot % Q == Q - 1 || slot == begins[p.clusters] - 1)
-        transpose(rows, keys + slot / Q * Q * P);
+      if (slot % Q == Q - 1 || slot == end - 1) transpose(rows, keys + slot / Q * Q * P);
     }
   }
 
@@ -159,7 +159,7 @@ struct Worker {
       for (int64_t side = 0; side < p.sides; side++)
         for (int64_t r = 0; r < p.probes; r++)
           for (int64_t i = 2 * side; i < 2 * side + 2; i++)
-            *bound++ = lists[r] < p.clusters ? slots[i][lists[r]] : 0;
+            *bound++ = is_list(lists[r]) ? slots[i][lists[r]] : 0;
     }
   }
 
