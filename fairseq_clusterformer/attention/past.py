@@ -289,10 +289,9 @@ class Lists(Kept):
         k = entries.detach()[..., : self.codes.size(-1)]
         scales = k.abs().amax(-1).clamp(min=torch.finfo(k.dtype).tiny) / 127
         codes = (k / scales.unsqueeze(-1)).round().to(torch.int8)
-        at = place[:, None, :].expand_as(scales)
-        self.scales.scatter_(2, at, scales)
-        for kept, new in ((self.entries, entries), (self.codes, codes)):
-            kept.scatter_(2, at.unsqueeze(-1).expand_as(new), new)
+        row = torch.arange(len(place), device=place.device).unsqueeze(-1)
+        for kept, new in ((self.entries, entries), (self.codes, codes), (self.scales, scales)):
+            kept[row, :, place] = new.transpose(1, 2)  # much faster than to scatter
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:
         """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""

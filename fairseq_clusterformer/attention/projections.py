@@ -234,4 +234,4 @@ def rotated(x: Tensor, positions: Tensor, rotary: Rotary | None = None) -> Tenso
 def turned(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     """The same by what :meth:`Rotary.turns` returned."""
     wide = x.to(sin.dtype)
-    return torch.addcmul(wide * cos, wide.roll(x.size(-1) // 2, -1), sin).to(x.dtype)
+    return (wide * cos).add_(wide.roll(x.size(-1) // 2, -1).mul_(sin)).to(x.dtype)
