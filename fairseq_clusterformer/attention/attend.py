@@ -55,15 +55,14 @@ def attend(
         calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
     results, taken, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if lists is not None:
-        qkv, layouts, own = calls[0]
-        v = None if torch.is_grad_enabled() or heads.dropout else qkv.v
-        values, lse, least, taken = largest(*qkv[:2], v, lists, rule.index, seen.tokens.impl)
-        taken = taken[:, :, past:]
-        if values is None:
-            layouts = [*(replace(one, least=least) for one in lists.layouts), *layouts]
-            calls[0] = qkv, layouts, own
+        v = None if torch.is_grad_enabled() or heads.dropout else whole.v
+        *found, least, taken = largest(heads.q, whole.k, v, lists, rule.index, seen.tokens.impl)
+        if found[0] is None:
+            least = pad(least, (past, 0))
+            some = [replace(one, least=least) for one in lists.layouts]
+            calls[0] = whole, [*some, *calls[0][1]], sight.own
         else:
-            results.append((values[:, :, past:], lse[..., past:]))
+            results.append(tuple(found))
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
         qkv = qkv.repeated()

@@ -240,7 +240,7 @@ class Kind(nn.Module, ABC):
             return Sight(text.window(rule.by_cluster, causal))
         how, ranges, lists = {"causal": causal, "gap": gap, "batch": text.batch}, (), None
         if rule.index:
-            queries = torch.stack(text.rounds[0].queries, dim=-1)
+            queries = torch.stack(text.rounds[0].queries, dim=-1)[:, :, text.past :]
             lists = listed(queries, text.rings[:, :, 0], rule.clusters, **how)
         else:
             count = rule.clusters + (rule.drops_keys or text.past > 0)  # the last: of keys in none

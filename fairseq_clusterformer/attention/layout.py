@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..kernels import Layout, Listed, sort_by_cluster
 from .tokens import Batch, for_each
@@ -93,21 +94,23 @@ def recent_layouts(
 def listed(
     queries: Tensor, keys: Tensor, num_clusters: int, *, causal: bool, gap: int, batch: Batch
 ) -> Listed:
-    """Whole clusters by the recent rule, from which an index chooses; the gap is 1 or more.
-    ``queries``: the R clusters that each looks into, int64 [B, 1 or H, N, R]; K + 1 has no keys.
-    ``keys``: the cluster of each, int64 [B, G, N]; K: none."""
+    """Whole clusters by the recent rule, from which an index chooses; the gap is 1 or more. Into R
+    of them each of the last N ``queries`` looks, int64 [B, 1 or H, N, R]; K + 1 has no keys.
+    ``keys``: the cluster of each, int64 [B, G, M]; K: none."""
+    past, nowhere = keys.size(-1) - queries.size(2), num_clusters + 1
     if (mask := batch.padding_mask) is not None:
-        queries = queries.masked_fill(mask[:, None, :, None], num_clusters + 1)
+        queries = queries.masked_fill(mask[:, None, past:, None], nowhere)
         keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
 
     def layouts(queries: Tensor) -> tuple[Layout, ...]:
+        queries = pad(queries, (0, 0, past, 0), value=nowhere)
         each, how = queries.movedim(-1, 1).flatten(1, 2), {"causal": causal, "gap": gap}
         how |= {"key_clusters": for_each(queries, keys), "rounds": queries.size(-1)}
         return recent_layouts(each, num_clusters + 2, None, batch=batch, **how)
 
     places = [keys.new_zeros(1, 1) + place for place in _places(keys, gap, batch)]
     places = torch.stack(torch.broadcast_tensors(*places[: 2 if causal else 4]), dim=1)
-    return Listed(queries, keys, num_clusters, places, layouts)
+    return Listed(queries, keys, num_clusters, places[..., past:], layouts)
 
 
 def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:

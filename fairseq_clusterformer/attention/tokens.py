@@ -22,8 +22,7 @@ def any_padding(padding_mask: Tensor) -> Tensor | None:
 def for_each(read: Tensor, x: Tensor) -> Tensor:
     """What G groups of heads have [B, G, ...], for each group that reads it [B, Q, ...]."""
     times = read.size(1) // x.size(1)
-    repeated = x.unsqueeze(2).expand(-1, -1, times, *x.shape[2:])  # a view, which is copied once
-    return x if times == 1 else repeated.flatten(1, 2)
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
 class Batch:

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..precision import at_least_float32, autocast_off
 from . import cpu as of_cpu
@@ -121,9 +122,9 @@ def largest(
     q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """An index: of the keys that queries see in lists, the ``number`` of largest logits. Queries
-    are [B, H, N, E], keys and values of as many heads, or fewer. Returns values and log-sum-exp,
-    at least float32 and without gradients (None: no v is given, or the kernel attends by layouts);
-    and the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
+    are [B, H, N, E], of the last of M tokens, keys and values [B, H or J, M, E]. Returns values
+    and log-sum-exp, at least float32, without gradients (None: no v, or a kernel of layouts); and
+    the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
     rounding could confuse with the last of them is seen, too. Last, how many keys of each list a
     query sees, int64 [B, H, N, R]."""
     q, k = at_least_float32(q), at_least_float32(k)
@@ -131,10 +132,12 @@ def largest(
     in_cpp = chosen(impl, q) == "cpu" and of_cpu.can_run("index", q)
     if in_cpp and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, lists, number, slack)
-    k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
+    past, k = k.size(2) - q.size(2), k.repeat_interleave(q.size(1) // k.size(1), dim=1)
+    q = pad(q, (0, 0, past, 0))
     calls = [Call(q, k, k, one.key_bias, None, one, 0.0) for one in lists.layouts]
     least, taken = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
-    return None, None, least, taken.unflatten(-1, (-1, lists.queries.size(-1))).sum(-2)
+    taken = taken[:, :, past:].unflatten(-1, (-1, lists.queries.size(-1))).sum(-2)
+    return None, None, least[..., past:], taken
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:

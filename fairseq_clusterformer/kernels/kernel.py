@@ -81,13 +81,13 @@ class Layout:
 class Listed(NamedTuple):
     """Keys in K lists, and which lists queries look into."""
 
-    queries: Tensor  # int64 [B, 1 or H, N, R]; K or more: into none
-    keys: Tensor  # int64 [B, G, N], of heads that share lists; K or more: in none
+    queries: Tensor  # of the last N of M tokens, int64 [B, 1 or H, N, R]; K or more: into none
+    keys: Tensor  # of all, int64 [B, G, M], of heads that share lists; K or more: in none
     number: int  # K
     #: where what a query may see begins, and ends, on one side or both, int64 [1 or B, 2 or 4, N];
     places: Tensor  # none falls from token to token
-    as_layouts: Callable[[Tensor], Sequence[Layout]]  # of queries that look into these lists
-    key_bias: Tensor | None = None  # [B, 1 or H, N]
+    as_layouts: Callable[[Tensor], Sequence[Layout]]  # for M tokens, of such queries
+    key_bias: Tensor | None = None  # [B, 1 or H, M]
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

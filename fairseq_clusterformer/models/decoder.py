@@ -18,6 +18,9 @@ from fairseq_clusterformer.products import mapped
 
 from .stack import ClusteredLayer, ClusteredStack, SegmentState, State
 
+# Of so many tokens a CPU makes tensors for which it need not ask the system each time.
+PROMPT_AT_ONCE = 1 << 13
+
 
 class ClusterformerDecoderLayer(ClusteredLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with self-attention of given kinds, whose reports it returns."""
@@ -71,6 +74,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     def __init__(self, *args, separate_documents: bool = False, output_bias: bool = False, **how):
         super().__init__(*args, **how)
         self.separate_documents = separate_documents
+        # of several documents a text is read token by token, also at first
+        self.reads_prompts = not separate_documents
         if output_bias:
             if self.output_projection is None:
                 raise ValueError("--output-bias is True; allowed: without an adaptive softmax")
@@ -81,12 +86,6 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     def leaks_future(self) -> bool:
         """Whether later tokens change earlier outputs, so that nothing can be generated."""
         return any(not layer.self_attn.can_step for layer in self.all_layers())
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether a first call with an empty state may have many tokens, which it reads at once;
-        with several documents in a text it goes token by token."""
-        return not self.separate_documents
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         return self.build_layer(ClusterformerDecoderLayer, cfg, no_encoder_attn)
@@ -165,7 +164,16 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs:
         "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
         "inner_states", the input and each layer's output, and "reports", what
-        :func:`~fairseq_clusterformer.metrics.clusters.summary` takes."""
+        :func:`~fairseq_clusterformer.metrics.clusters.summary` takes. A long prompt is read in
+        portions, of which there are features alone."""
+        prompt = encoder_out is batch.documents is None and isinstance(incremental_state, dict)
+        if prompt and x.is_cpu and len(x) > PROMPT_AT_ONCE:
+            found, mask = [], batch.padding_mask
+            for first in range(0, len(x), PROMPT_AT_ONCE):
+                part = slice(first, first + PROMPT_AT_ONCE)
+                of_part = Batch(mask if mask is None else any_padding(mask[:, part]))
+                found.append(self.run(x[part], of_part, None, incremental_state)[0])
+            return torch.cat(found, dim=1), {"attn": [None], "inner_states": [], "reports": {}}
         encoder, padding_mask = (
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")

@@ -62,7 +62,7 @@ def test_a_prompt_is_read_at_once(model, monkeypatch):
     prompt = "The cat and the dog with " * 4
     at_once = model.generate(prompt, 12, temperature=0)
     assert len(calls) == 12
-    monkeypatch.setattr(decoder, "reads_prompts", False)
+    monkeypatch.setattr(model.model.decoder, "reads_prompts", False)
     assert model.generate(prompt, 12, temperature=0) == at_once
     assert len(calls) > 12 + 12 + 90
 

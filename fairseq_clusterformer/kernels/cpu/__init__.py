@@ -21,7 +21,6 @@ def _given(call: Call, adds: bool) -> dict[str, Any]:
     layout, own = call.layout, call.own
     given = {name: getattr(layout, name) for name in TENSORS}
     given |= {name: at_least_float32(x) for name, x in zip("qkv", call[:3], strict=True)}
-    given |= dict(zip(("batch", "heads", "length"), call.q.shape, strict=False))
     given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
     if layout.least is not None:
         given["least"] = layout.least.to(given["q"].dtype)
@@ -86,12 +85,11 @@ def index(
     taken = lists.queries.new_empty(*q.shape[:3], probes)
     out, lse = (None, None) if v is None else (empty_like(q), torch.empty_like(least))
     bias = lists.key_bias if lists.key_bias is None else lists.key_bias.to(q.dtype)
-    given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
-    given |= {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}
+    given = {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}
     given |= {"probes": probes, "sides": lists.places.size(1) // 2, "number": number}
     given |= {"queries": lists.queries, "keys": lists.keys, "places": lists.places}
-    given |= {"out": out, "lse": lse, "least": least, "taken": taken, "slack": slack}
-    run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, key_bias=bias, **given)
+    given |= {"out": out, "lse": lse, "least": least, "taken": taken, "tokens": k.size(2)}
+    run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, key_bias=bias, slack=slack, **given)
     return out, lse, least, taken
 
 
@@ -102,18 +100,15 @@ def means(
     the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N]; nothing in chunk M. Of each
     cluster ``looked`` into [B, H, N, P], as many keys are ``taken`` out; None: all."""
     q = at_least_float32(q)
-    given = dict(zip(("batch", "heads", "length"), q.shape, strict=False))
-    given |= {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
+    given = {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
     given |= {"chunk": chunk.unsqueeze(1), "looked": looked, "probes": looked.size(-1)}
-    given |= {"q": q, "sums": sums.flatten(2, 3), "out": empty_like(q), "taken": taken}
-    given["lse"] = q.new_empty(q.shape[:3])
-    run("means", "means", q.dtype, q.size(-1), **given)
+    given |= {"sums": sums.flatten(2, 3), "out": empty_like(q), "lse": q.new_empty(q.shape[:3])}
+    run("means", "means", q.dtype, q.size(-1), q=q, taken=taken, **given)
     return given["out"], given["lse"]
 
 
 #: sizes of the struct in ``step.cpp``, each that of a tensor's dimension, 0 without it
 _SIZES = {
-    "q": {"batch": 0, "heads": 1},
     "kept": {"groups": 1, "window": -2, "entry_width": -1},
     "read": {"query_groups": 1, "layouts": 2, "probes": 3},
     "near": {"room": -2},

@@ -4,8 +4,8 @@
 // that several queries, whatever range of theirs it is, read the same keys. All logits of a block
 // are kept: what hides all but the largest is found by bisection, and values are read of these alone.
 //
-// Shape letters as in simd.h; B batch, H heads, J those of keys, G those of lists, N tokens, K lists,
-// R lists that a query looks into.
+// Shape letters as in simd.h; B batch, H heads, J those of keys, G those of lists, N queries, M tokens,
+// K lists, R lists that a query looks into.
 
 #include "simd.h"
 
@@ -14,12 +14,12 @@
 #endif
 
 DECLARE(Index,
-  Tensor q, k, v, key_bias;   // [B, H, N, E], [B, J, N, E], [B, 1 or H, N]; without v, no values
-  Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, N]; K or more: none
+  Tensor q, k, v, key_bias;   // [B, H, N, E], [B, J, M, E], [B, 1 or H, M]; without v, no values
+  Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, M]; K or more: none
   Tensor places;              // first and one past the last that a query sees, [B or 1, 2 S, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
   int64_t* taken;             // keys that are seen of each list of a query, [B, H, N, R]
-  int64_t batch, heads, key_heads, groups, length, sides, clusters, probes, number, threads;
+  int64_t batch, heads, key_heads, groups, length, tokens, sides, clusters, probes, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )
 
@@ -109,8 +109,8 @@ struct Worker {
   int64_t room = 0;
 
   explicit Worker(const Index& p)
-      : p(p), keys(rounded_up(p.length, Q) * P), values(p.v.data ? p.length * P : 0),
-        biases(rounded_up(p.length, Q)), order(p.length), places(p.length + 2),
+      : p(p), keys(rounded_up(p.tokens, Q) * P), values(p.v.data ? p.tokens * P : 0),
+        biases(rounded_up(p.tokens, Q)), order(p.tokens), places(p.tokens + 2),
         bounds(p.length * p.sides * p.probes * 2), begins(p.clusters + 2) {}
 
   bool is_list(int64_t n) const { return uint64_t(n) < uint64_t(p.clusters); }
@@ -126,7 +126,7 @@ struct Worker {
     row = new_row, head = new_head;
     if (!listed) list();
     if (p.key_bias.data)
-      for (int64_t slot = 0; slot < p.length; slot++)
+      for (int64_t slot = 0; slot < p.tokens; slot++)
         biases[slot] = *p.key_bias.at<T>(row, head, order[slot]);
     look();
   }
@@ -134,10 +134,10 @@ struct Worker {
   // Copies keys and values list by list.
   void list() {
     std::fill(begins.begin(), begins.end(), 0);
-    for (int64_t token = 0; token < p.length; token++) begins[list_of(token) + 1]++;
+    for (int64_t token = 0; token < p.tokens; token++) begins[list_of(token) + 1]++;
     for (int64_t n = 0; n < p.clusters; n++) begins[n + 1] += begins[n];
     std::vector<int64_t> ends = begins;
-    for (int64_t token = 0; token < p.length; token++) order[ends[list_of(token)]++] = token;
+    for (int64_t token = 0; token < p.tokens; token++) order[ends[list_of(token)]++] = token;
     for (int64_t slot = 0, end = begins[p.clusters]; slot < end; slot++) {
       const int64_t token = order[slot], of_head = head / of_keys;
       std::copy_n(p.k.at<T>(row, of_head, token), E, rows + slot % Q * P);

@@ -209,8 +209,8 @@ class Taught(Kind):
         how = {"causal": self.rule.causal, "gap": self.rule.gap, "batch": text.batch}
         everything = of_scouts.scout_layouts(queries, hidden=empty, **how)
         if (lists := sight.lists) is not None:
-            nowhere = lists.queries.masked_fill(queries.unsqueeze(-1), self.rule.clusters + 1)
-            lists = lists._replace(queries=nowhere)
+            blind, nowhere = scouts.queries.unsqueeze(-1), self.rule.clusters + 1
+            lists = lists._replace(queries=lists.queries.masked_fill(blind, nowhere))
         ranges = tuple(blinded(sight.ranges, queries))
         return replace(sight, ranges=ranges, near=(*sight.near, *everything), lists=lists)
 
