@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from fairseq_clusterformer.attention import Batch, any_padding
-from fairseq_clusterformer.clustering import Report
 from fairseq_clusterformer.errors import refused
 from fairseq_clusterformer.products import mapped
 
@@ -163,7 +162,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, Any]]:
         """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs:
         "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
-        "inner_states", the input and each layer's output, and "reports", what
+        "inner_states", the input and, without a state, each layer's output, and "reports", what
         :func:`~fairseq_clusterformer.metrics.clusters.summary` takes. A long prompt is read in
         portions, of which there are features alone."""
         prompt = encoder_out is batch.documents is None and isinstance(incremental_state, dict)
@@ -178,14 +177,13 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             encoder_out[name][0] if encoder_out is not None and encoder_out[name] else None
             for name in ("encoder_out", "encoder_padding_mask")
         )
-        weights = None
-        reports: list[Report] = []
-        inner_states = [x]
+        weights, reports, inner_states = None, [], [x]
         for i, layer in enumerate(self.layers):
             x, layer_weights, *fields = layer(
                 x, encoder, padding_mask, incremental_state, batch, need_attn=i == alignment_layer
             )
-            inner_states.append(x)
+            if incremental_state is None:  # else they would fill memory, and nobody reads them
+                inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:
                 weights = layer_weights[:alignment_heads].float().mean(dim=0).to(x)
             reports += self.reports_of(layer, fields)
