@@ -58,7 +58,7 @@ def attend(
         v = None if torch.is_grad_enabled() or heads.dropout else whole.v
         *found, least, taken = largest(heads.q, whole.k, v, lists, rule.index, seen.tokens.impl)
         if found[0] is None:
-            least = pad(least, (past, 0))
+            least = pad(least, (past, 0)) if past else least
             some = [replace(one, least=least) for one in lists.layouts]
             calls[0] = whole, [*some, *calls[0][1]], sight.own
         else:

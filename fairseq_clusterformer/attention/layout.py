@@ -94,16 +94,16 @@ def recent_layouts(
 def listed(
     queries: Tensor, keys: Tensor, num_clusters: int, *, causal: bool, gap: int, batch: Batch
 ) -> Listed:
-    """Whole clusters by the recent rule, from which an index chooses; the gap is 1 or more. Into R
-    of them each of the last N ``queries`` looks, int64 [B, 1 or H, N, R]; K + 1 has no keys.
-    ``keys``: the cluster of each, int64 [B, G, M]; K: none."""
+    """Whole clusters by the recent rule, from which an index chooses; the gap is 1 or more.
+    ``queries``: the R clusters that each of the last N tokens looks into, int64 [B, 1 or H, N, R];
+    K + 1 has no keys. ``keys``: the cluster of each token, int64 [B, G, M]; K: none."""
     past, nowhere = keys.size(-1) - queries.size(2), num_clusters + 1
     if (mask := batch.padding_mask) is not None:
         queries = queries.masked_fill(mask[:, None, past:, None], nowhere)
         keys = keys.masked_fill(mask.unsqueeze(1), num_clusters)
 
     def layouts(queries: Tensor) -> tuple[Layout, ...]:
-        queries = pad(queries, (0, 0, past, 0), value=nowhere)
+        queries = pad(queries, (0, 0, past, 0), value=nowhere) if past else queries
         each, how = queries.movedim(-1, 1).flatten(1, 2), {"causal": causal, "gap": gap}
         how |= {"key_clusters": for_each(queries, keys), "rounds": queries.size(-1)}
         return recent_layouts(each, num_clusters + 2, None, batch=batch, **how)
@@ -154,8 +154,8 @@ def blinded(layouts: Iterable[Layout], queries: Tensor) -> list[Layout]:
     for layout in layouts:
         hidden, order = queries, layout.query_order
         if order is not None:
-            shape = torch.broadcast_shapes(queries.shape, order.shape)
-            hidden = queries.expand(shape).gather(-1, order.expand(shape))
+            hidden, order = torch.broadcast_tensors(queries, order)
+            hidden = hidden.gather(-1, order)
         found.append(replace(layout, hi=torch.where(hidden, layout.lo, layout.hi)))
     return found
 

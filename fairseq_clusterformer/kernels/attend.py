@@ -122,7 +122,7 @@ def largest(
     q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """An index: of the keys that queries see in lists, the ``number`` of largest logits. Queries
-    are [B, H, N, E], of the last of M tokens, keys and values [B, H or J, M, E]. Returns values
+    are [B, H, N, E], of the last N of M tokens, keys and values [B, H or J, M, E]. Returns values
     and log-sum-exp, at least float32, without gradients (None: no v, or a kernel of layouts); and
     the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
     rounding could confuse with the last of them is seen, too. Last, how many keys of each list a
@@ -133,7 +133,7 @@ def largest(
     if in_cpp and not torch.compiler.is_compiling():
         return of_cpu.index(q, k, v, lists, number, slack)
     past, k = k.size(2) - q.size(2), k.repeat_interleave(q.size(1) // k.size(1), dim=1)
-    q = pad(q, (0, 0, past, 0))
+    q = pad(q, (0, 0, past, 0)) if past else q
     calls = [Call(q, k, k, one.key_bias, None, one, 0.0) for one in lists.layouts]
     least, taken = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
     taken = taken[:, :, past:].unflatten(-1, (-1, lists.queries.size(-1))).sum(-2)

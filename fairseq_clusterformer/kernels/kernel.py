@@ -86,7 +86,7 @@ class Listed(NamedTuple):
     number: int  # K
     #: where what a query may see begins, and ends, on one side or both, int64 [1 or B, 2 or 4, N];
     places: Tensor  # none falls from token to token
-    as_layouts: Callable[[Tensor], Sequence[Layout]]  # for M tokens, of such queries
+    as_layouts: Callable[[Tensor], Sequence[Layout]]  # of M tokens, for such queries
     key_bias: Tensor | None = None  # [B, 1 or H, M]
 
     @property

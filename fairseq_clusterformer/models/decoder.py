@@ -17,7 +17,7 @@ from fairseq_clusterformer.products import mapped
 
 from .stack import ClusteredLayer, ClusteredStack, SegmentState, State
 
-# Of so many tokens a CPU makes tensors for which it need not ask the system each time.
+# Tokens of a portion: of a width of 768 they make 25 MB, and more is asked of the system anew.
 PROMPT_AT_ONCE = 1 << 13
 
 
@@ -73,7 +73,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
     def __init__(self, *args, separate_documents: bool = False, output_bias: bool = False, **how):
         super().__init__(*args, **how)
         self.separate_documents = separate_documents
-        # of several documents a text is read token by token, also at first
+        # a text of several documents is read token by token, its prompt too
         self.reads_prompts = not separate_documents
         if output_bias:
             if self.output_projection is None:
@@ -163,10 +163,10 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         """All layers: features [B, N, D] of embedded tokens x [N, B, D], and extra outputs:
         "attn", mean weights of the attention to the encoder of some heads of ``alignment_layer``,
         "inner_states", the input and, without a state, each layer's output, and "reports", what
-        :func:`~fairseq_clusterformer.metrics.clusters.summary` takes. A long prompt is read in
-        portions, of which there are features alone."""
-        prompt = encoder_out is batch.documents is None and isinstance(incremental_state, dict)
-        if prompt and x.is_cpu and len(x) > PROMPT_AT_ONCE:
+        :func:`~fairseq_clusterformer.metrics.clusters.summary` takes. On a CPU, a decoder without
+        an encoder reads a long prompt in portions; extra outputs are then empty."""
+        alone = encoder_out is None and batch.documents is None and x.is_cpu
+        if alone and isinstance(incremental_state, dict) and len(x) > PROMPT_AT_ONCE:
             found, mask = [], batch.padding_mask
             for first in range(0, len(x), PROMPT_AT_ONCE):
                 part = slice(first, first + PROMPT_AT_ONCE)

@@ -13,7 +13,8 @@ INDEX = "taught(clusters=3,index=4,probes=2,gap=3,sinks=2,summaries=4)"
 
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize(
-    "attention", [f"window(3,sinks=2)+{INDEX}", "neural(4,clusters=3)", "full"]
+    "attention",
+    [f"window(3,sinks=2)+{INDEX}", "neural(4,clusters=3)", "gated(clusters=3,index=4)", "full"],
 )
 @torch.no_grad()
 def test_as_if_read_at_once(attention, padding, monkeypatch):

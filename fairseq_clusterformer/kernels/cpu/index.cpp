@@ -1,6 +1,6 @@
 // An index of keys on a CPU: of all keys in several lists, those of a query's largest logits.
 //
-// A block of tokens is attended at a time. Its pairs of a query and a range are sorted by range, so
+// A block of queries is attended at a time. Its pairs of a query and a range are sorted by range, so
 // that several queries, whatever range of theirs it is, read the same keys. All logits of a block
 // are kept: what hides all but the largest is found by bisection, and values are read of these alone.
 //
@@ -25,7 +25,7 @@ DECLARE(Index,
 
 namespace {
 
-constexpr int64_t BLOCK = 128;  // tokens
+constexpr int64_t BLOCK = 128;  // queries
 
 // A range of a query in a list; its logits are those of all strips of keys that it has a part in.
 struct Pair {
@@ -102,7 +102,7 @@ struct Worker {
   Buffer keys, values, biases;  // [strips][P][Q], [M][P], [M]
   Buffer rows{Q * P};
   std::vector<Pair> pairs, sorted;
-  std::vector<int64_t> order, places, bounds;  // bounds of each token, [N][sides][R][2]
+  std::vector<int64_t> order, places, bounds;  // bounds of each query, [N][sides][R][2]
   std::vector<int64_t> begins;  // of each list; what is in none stands behind the last
   std::vector<Int> chosen;  // slots
   std::unique_ptr<V[]> memory;  // the logits of a block, and of what a query sees
@@ -146,7 +146,7 @@ struct Worker {
     }
   }
 
-  // Finds what each token sees of its lists: places never fall, so keys before them are counted.
+  // Finds what each query sees of its lists: places never fall, so keys before them are counted.
   void look() {
     std::vector<std::vector<int64_t>> slots(2 * p.sides, begins);
     std::vector<int64_t> counted(2 * p.sides);

@@ -47,9 +47,9 @@ class _Tensor(ctypes.Structure):
 
 def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
     """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
-    struct gets these values, and the sizes of q; what is None or is not given is 0, or no tensor.
-    A tensor that a pointer leads to is read in rows, and so is one that is not contiguous in its
-    last dimension: both are copied if need be, so results are contiguous."""
+    struct gets these values, and batch, heads and length of q; what is None or is not given is 0,
+    or no tensor. A tensor that a pointer leads to is read in rows, and so is one that is not
+    contiguous in its last dimension: both are copied if need be, so results are contiguous."""
     library, struct = _loaded(dtype, width, source)
     given = {"threads": torch.get_num_threads() if os.getpid() == PROCESS else 1}
     if "q" in values:
