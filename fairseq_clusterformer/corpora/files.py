@@ -111,7 +111,7 @@ def key_of(text: str) -> int:
 
 
 def half_in(text: str) -> str:
-    """The first half of a surrogate pair, which JSON can escape, as a problem; else empty."""
+    """A problem that names the first lone surrogate, which JSON can escape; empty: none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
