@@ -114,9 +114,9 @@ def listed(
 
 
 def _places(like: Tensor, gap: int, batch: Batch) -> tuple[Tensor | int, ...]:
-    """Of each token, int64 [1 or B, N], or of all: where its document begins; the end of what is
-    ``gap`` real tokens before it, or itself by 0; the begin of what is so far behind it; where its
-    document ends."""
+    """Of each token, int64 [1 or B, N], or of all: where its document begins; one past the last
+    token that is ``gap`` real ones before it (by 0, itself); the first that is so far behind it;
+    where its document ends."""
     mask, documents, length = batch.padding_mask, batch.documents, like.size(-1)
 
     def tokens_on(number: int) -> Tensor:

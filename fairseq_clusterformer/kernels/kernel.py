@@ -84,8 +84,8 @@ class Listed(NamedTuple):
     queries: Tensor  # of the last N of M tokens, int64 [B, 1 or H, N, R]; K or more: into none
     keys: Tensor  # of all, int64 [B, G, M], of heads that share lists; K or more: in none
     number: int  # K
-    #: where what a query may see begins, and ends, on one side or both, int64 [1 or B, 2 or 4, N];
-    places: Tensor  # none falls from token to token
+    #: the first key that a query may see, and one past the last: before it, or on both sides
+    places: Tensor  # int64 [1 or B, 2 or 4, N]; none falls from token to token
     as_layouts: Callable[[Tensor], Sequence[Layout]]  # of M tokens, for such queries
     key_bias: Tensor | None = None  # [B, 1 or H, M]
 

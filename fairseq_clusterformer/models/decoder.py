@@ -165,8 +165,8 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
         "inner_states", the input and, without a state, each layer's output, and "reports", what
         :func:`~fairseq_clusterformer.metrics.clusters.summary` takes. On a CPU, a decoder without
         an encoder reads a long prompt in portions; extra outputs are then empty."""
-        alone = encoder_out is None and batch.documents is None and x.is_cpu
-        if alone and isinstance(incremental_state, dict) and len(x) > PROMPT_AT_ONCE:
+        plain = encoder_out is None and batch.documents is None and x.is_cpu
+        if plain and isinstance(incremental_state, dict) and len(x) > PROMPT_AT_ONCE:
             found, mask = [], batch.padding_mask
             for first in range(0, len(x), PROMPT_AT_ONCE):
                 part = slice(first, first + PROMPT_AT_ONCE)
@@ -182,7 +182,7 @@ class ClusterformerDecoder(ClusteredStack, TransformerDecoderBase):
             x, layer_weights, *fields = layer(
                 x, encoder, padding_mask, incremental_state, batch, need_attn=i == alignment_layer
             )
-            if incremental_state is None:  # else they would fill memory, and nobody reads them
+            if incremental_state is None:  # in decoding nobody reads them, and they are large
                 inner_states.append(x)
             if layer_weights is not None and i == alignment_layer:
                 weights = layer_weights[:alignment_heads].float().mean(dim=0).to(x)
