@@ -13,7 +13,7 @@ asked raises and names one that can. None falls back to another.
 Shape letters: B batch, H heads, G groups of them, N tokens, M key slots, E head width.
 """
 
-from .attend import KERNELS, chosen, joint_attention, largest, ranged_attention  # noqa: F401
+from .attend import KERNELS, chosen, largest, ranged_attention  # noqa: F401
 from .kernel import Layout, Listed, Own, attend_own, join, sort_by_cluster, times_seen  # noqa: F401
 from .triton import WIDEST  # noqa: F401
 

@@ -45,49 +45,32 @@ def ranged_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    layout: Layout,
-    *,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-    impl: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Attend each query to the keys in its range, with logits ``q . k / sqrt(E) + key_bias``.
-
-    Args:
-        q, k, v: in token order, floating point [B, H, N, E], alike; need not be contiguous.
-        layout: orders and ranges; its G must be 1 or H.
-        key_bias: of each key, [B, 1 or H, N] in token order; None: the layout's own, if any.
-        dropout: probability of dropping an attention weight (the others are scaled up).
-        impl: "auto" or one of ``IMPLEMENTATIONS``. Only reference attends by
-            ``layout.earlier_only``, and "auto" takes it there.
-
-    Returns the attended values [B, H, N, E] in token order and q's dtype, 0 where nothing is seen,
-    and the log-sum-exp of the logits [B, H, N], at least float32, -inf there. Both are
-    differentiable with respect to q, k and key_bias, the first also to v. Raises ValueError: an
-    unknown ``impl``, or one that cannot attend this; tensors that do not fit.
-    """
-    if key_bias is not None:
-        if layout.key_bias is not None:
-            raise ValueError("key_bias and layout.key_bias are both given; allowed: one of them")
-        layout = replace(layout, key_bias=key_bias)
-    return joint_attention(q, k, v, [layout], dropout=dropout, impl=impl)
-
-
-def joint_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layouts: Sequence[Layout],
+    layouts: Layout | Sequence[Layout],
     own: Own | None = None,
     *,
     dropout: float = 0.0,
     impl: str = "auto",
     wide: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Attend as :func:`ranged_attention` to the keys in ranges of one or more layouts, with their
-    biases, and to each query's own. What two of them show counts twice. It equals joining the
-    results of each, with less memory. ``wide``: compute in float32 at least, and return that; what
-    the backward pass needs is kept as it was given."""
+    """Attend each query to the keys in its ranges, with logits ``q . k / sqrt(E) + key_bias``.
+
+    Args:
+        q, k, v: in token order, floating point [B, H, N, E], alike; need not be contiguous.
+        layouts: orders, ranges and perhaps biases; their G must be 1 or H. What two of them show
+            counts twice. It equals joining the results of each, with less memory.
+        own: each query's own key, besides them.
+        dropout: probability of dropping an attention weight (the others are scaled up).
+        impl: "auto" or one of ``IMPLEMENTATIONS``. Only reference attends by
+            ``layout.earlier_only``, and "auto" takes it there.
+        wide: compute in float32 at least, and return that; what the backward pass needs is kept
+            as it was given.
+
+    Returns the attended values [B, H, N, E] in token order and q's dtype, 0 where nothing is seen,
+    and the log-sum-exp of the logits [B, H, N], at least float32, -inf there. Both are
+    differentiable with respect to q, k and the biases, the first also to v. Raises ValueError: an
+    unknown ``impl``, or one that cannot attend this; tensors that do not fit.
+    """
+    layouts = [layouts] if isinstance(layouts, Layout) else layouts
     calls, seed = [], None
     for layout in layouts:
         if dropout > 0.0:  # on the device, so that a CUDA graph draws anew

@@ -59,8 +59,9 @@ def make_inputs(
 def run(impl, q, k, v, bias, layout, weight=None, **options):
     """Output, log-sum-exp, and gradients of a function of both."""
     leaves = [t.detach().clone().requires_grad_() for t in (q, k, v, bias) if t is not None]
-    key_bias = leaves[3] if bias is not None else None
-    out, lse = ranged_attention(*leaves[:3], layout, key_bias=key_bias, impl=impl, **options)
+    if bias is not None:
+        layout = replace(layout, key_bias=leaves[3])
+    out, lse = ranged_attention(*leaves[:3], layout, impl=impl, **options)
     if weight is None:
         weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
     visible = torch.isfinite(lse)

@@ -10,7 +10,6 @@ from fairseq_clusterformer.kernels import (
     Own,
     attend_own,
     join,
-    joint_attention,
     largest,
     ranged_attention,
 )
@@ -64,7 +63,7 @@ def test_long_texts(layouts):
 def check(impl, length, layouts, bias) -> None:
     own = None if bias is None else Own(bias, some(length))
     expected = results(one_by_one, length, own, layouts)
-    found = results(joint_attention, length, own, layouts, impl=impl)
+    found = results(ranged_attention, length, own, layouts, impl=impl)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
@@ -83,7 +82,7 @@ def test_wide(impl):
     found = []
     for inputs in (copies, leaves):
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            out, _ = joint_attention(*inputs, layouts, Own(0.3), impl=impl, wide=True)
+            out, _ = ranged_attention(*inputs, layouts, Own(0.3), impl=impl, wide=True)
         found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     assert sum(one == (torch.bfloat16, leaves[0].shape) for one in kept) == 3
     assert [t.dtype for t in found[1]] == [torch.float32] + [torch.bfloat16] * 3
@@ -101,7 +100,7 @@ def test_what_is_hidden_may_be_nan():
         t[1, :, 8:] = torch.nan
         t.requires_grad_()
     own = Own(hidden=mask.unsqueeze(1))
-    out, _ = joint_attention(q, k, v, [layout, layout], own, impl="cpu")
+    out, _ = ranged_attention(q, k, v, [layout, layout], own, impl="cpu")
     gradients = torch.autograd.grad(out[:, :, :8].sum(), (q, k, v))
     assert all(t.isfinite().all() for t in (out[:, :, :8], *gradients))
 
@@ -115,7 +114,7 @@ def test_gradients_through_dropout(impl):
 
     def function(*qkv):
         torch.manual_seed(2)
-        return joint_attention(*qkv, layouts, Own(), dropout=0.4, impl=impl)
+        return ranged_attention(*qkv, layouts, Own(), dropout=0.4, impl=impl)
 
     assert torch.autograd.gradcheck(function, [t.requires_grad_() for t in (q, k, v)])
 

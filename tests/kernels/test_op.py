@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairseq_clusterformer.kernels import Layout, Own, joint_attention, ranged_attention
+from fairseq_clusterformer.kernels import Layout, Own, ranged_attention
 from fairseq_clusterformer.kernels.attend import operator
 from fairseq_clusterformer.kernels.kernel import TENSORS
 
@@ -46,7 +46,7 @@ def test_several_layouts_and_the_own_key_in_one_graph(impl):
             layouts[1],
             replace(layouts[2], key_bias=other),
         ]
-        return joint_attention(q, k, v, biased, Own(0.3, hidden), impl=impl)
+        return ranged_attention(q, k, v, biased, Own(0.3, hidden), impl=impl)
 
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     inputs = [*qkv, bias, other]

@@ -68,7 +68,8 @@ def test_gradients_of_the_reference_against_finite_differences(name):
     tensors = [t.requires_grad_() for t in make_inputs(length, bias=True)]
 
     def function(q, k, v, bias):
-        out, lse = ranged_attention(q, k, v, layout, key_bias=bias, impl="reference")
+        biased = replace(layout, key_bias=bias)
+        out, lse = ranged_attention(q, k, v, biased, impl="reference")
         return out, torch.where(torch.isfinite(lse), lse, 0.0)
 
     assert torch.autograd.gradcheck(function, tensors)
@@ -168,7 +169,7 @@ def test_biases_of_minus_infinity_hide_keys(impl, least):
     layout = make_layout("clusters, causal", length, 1)
 
     def learn(impl, hiding):
-        out, lse = ranged_attention(q, k, v, layout, key_bias=hiding, impl=impl)
+        out, lse = ranged_attention(q, k, v, replace(layout, key_bias=hiding), impl=impl)
         joined = torch.logaddexp(lse, torch.full_like(lse, -math.inf))
         loss = out.square().sum() + joined[lse.isfinite()].square().sum()
         return out, lse, *torch.autograd.grad(loss + 0 * joined[0].sum(), (q, k, v, bias))
@@ -231,13 +232,6 @@ def test_dropout_keeps_the_mean_and_is_replayed_backwards(impl):
     torch.testing.assert_close((gradient * v).sum(), out.sum())
 
 
-def test_a_bias_is_given_once():
-    q, k, v, bias = make_inputs(20, bias=True)
-    layout = replace(make_layout("full, causal", 20, 1), key_bias=bias)
-    with pytest.raises(ValueError, match="both given"):
-        ranged_attention(q, k, v, layout, key_bias=bias)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -263,11 +257,11 @@ def test_what_does_not_fit_is_named(change, message):
     arguments = {name: torch.zeros(3, 2, 4, 8) for name in "qkv"}
     arguments.update({name: t for name, t in change.items() if name in "qkv"})
     ranges = {"lo": torch.zeros(1, 1, 4).long(), "hi": torch.ones(1, 1, 4).long()}
-    names = ("lo", "hi", "query_order")
+    names = ("lo", "hi", "query_order", "key_bias")
     ranges.update({name: t for name, t in change.items() if name in names})
-    others = {name: t for name, t in change.items() if name in ("dropout", "impl", "key_bias")}
+    others = {name: t for name, t in change.items() if name in ("dropout", "impl")}
     with pytest.raises(ValueError, match=message):
-        ranged_attention(**arguments, layout=Layout(**ranges), **others)
+        ranged_attention(**arguments, layouts=Layout(**ranges), **others)
 
 
 @pytest.mark.parametrize(
