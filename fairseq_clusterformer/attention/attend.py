@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..kernels import attend_own, chosen, cpu, join, joint_attention, largest
+from ..kernels import Layout, attend_own, chosen, cpu, join, largest, ranged_attention
 from ..precision import at_least_float32
 from .kind import Result, Rule, Seen, Text
 from .layout import blinded
@@ -45,14 +45,11 @@ def attend(
     if beyond is None:
         layouts += sight.sinks
     elif sight.sinks:
-        turned = rotated(whole.q, -pad(beyond, (past, 0)), heads.rotary)
+        turned = rotated(heads.q, -beyond, heads.rotary)
         calls.append((whole._replace(q=turned), sight.sinks, None))
     if sight.constant:
         k, v = heads.constant
         calls.append((_over(text, heads._replace(k=k, v=v)), sight.constant, None))
-    if past:  # kept tokens ask for nothing
-        asks_not = (torch.arange(text.length, device=whole.q.device) < past).view(1, 1, -1)
-        calls = [(qkv, blinded(some, asks_not), own) for qkv, some, own in calls]
     results, taken, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if lists is not None:
         v = None if torch.is_grad_enabled() or heads.dropout else whole.v
@@ -63,27 +60,44 @@ def attend(
             calls[0] = whole, [*some, *calls[0][1]], sight.own
         else:
             results.append(tuple(found))
+            if text.sinks.is_plain and len(calls) == 1 and len(sight.near) < 2:
+                calls = [(*_by_position(whole, past, rule, sight.own is None), sight.own)]
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
+        if before := qkv.k.size(2) - qkv.q.size(2):  # kept tokens ask for nothing
+            qkv = qkv._replace(q=pad(qkv.q, (0, 0, before, 0)))
+            asks_not = torch.arange(qkv.k.size(2), device=qkv.q.device) < before
+            some = blinded(some, asks_not.view(1, 1, -1))
         qkv = qkv.repeated()
         if not some:
             values, lse = attend_own(*qkv[:3], own)
         else:  # rounded once, as in a step; CPUs compute in float32 anyway
             wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
-            values, lse = joint_attention(*qkv[:3], some, own, wide=wide, **how)
-        results.append((values[:, :, past:], lse[..., past:]))
+            values, lse = ranged_attention(*qkv[:3], some, own, wide=wide, **how)
+        results.append((values[:, :, before:], lse[..., before:]))
     out, others = _joined(results, heads, seen, stores, taken)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)
 
 
 def _over(text: Text, heads: QKV) -> QKV:
-    """Queries, keys and values of a whole text; kept tokens ask with 0."""
+    """Keys and values of a whole text, and the new queries."""
     if not text.past:
         return heads
     width = heads.k.size(-1)
     k = torch.cat([text.kept[..., :width], heads.k], dim=2)
     v = torch.cat([text.kept[..., -width:], heads.v], dim=2)
-    return heads._replace(q=pad(heads.q, (0, 0, text.past, 0)), k=k, v=v)
+    return heads._replace(k=k, v=v)
+
+
+def _by_position(whole: QKV, past: int, rule: Rule, itself: bool) -> tuple[QKV, list[Layout]]:
+    """Of a text without padding, what is seen besides an index: sinks and near keys alone."""
+    sinks = min(rule.sinks, whole.k.size(2))
+    first = max(past - rule.gap + 1, sinks)
+    k, v = (torch.cat([x[:, :, :sinks], x[:, :, first:]], dim=2) for x in whole[1:3])
+    slot = torch.arange(k.size(2), device=k.device).view(1, 1, -1)
+    lo, hi = (slot - rule.gap + 1).clamp(min=sinks), slot + itself
+    near, of_sinks = Layout(lo, hi.clamp(min=sinks)), Layout(slot * 0, hi.clamp(max=sinks))
+    return whole._replace(k=k, v=v), [near, of_sinks]
 
 
 def _joined(
