@@ -50,10 +50,11 @@ def attend(
     if sight.constant:
         k, v = heads.constant
         calls.append((_over(text, heads._replace(k=k, v=v)), sight.constant, None))
-    results, taken, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
+    results, rest, how = [], None, {"dropout": heads.dropout, "impl": seen.tokens.impl}
     if lists is not None:
         v = None if torch.is_grad_enabled() or heads.dropout else whole.v
-        *found, least, taken = largest(heads.q, whole.k, v, lists, rule.index, seen.tokens.impl)
+        given = v, lists, rule.index, seen.tokens.impl, bool(seen.others)
+        *found, least, rest = largest(heads.q, whole.k, *given)
         if found[0] is None:
             least = pad(least, (past, 0)) if past else least
             some = [replace(one, least=least) for one in lists.layouts]
@@ -75,7 +76,7 @@ def attend(
             wide = (joined or len(some) + (own is not None) > 1) and not whole.q.is_cuda
             values, lse = ranged_attention(*qkv[:3], some, own, wide=wide, **how)
         results.append((values[:, :, before:], lse[..., before:]))
-    out, others = _joined(results, heads, seen, stores, taken)
+    out, others = _joined(results, heads, seen, stores, rest)
     return out, None if stores is None else _behind(heads, seen, rule, stores, others)
 
 
@@ -101,12 +102,12 @@ def _by_position(whole: QKV, past: int, rule: Rule, itself: bool) -> tuple[QKV, 
 
 
 def _joined(
-    results: list[Result], heads: QKV, seen: Seen, stores: Stores | None, taken: Tensor | None
+    results: list[Result], heads: QKV, seen: Seen, stores: Stores | None, rest: Tensor | None
 ) -> tuple[Tensor, tuple[Any, ...]]:
     """Values of results joined with what a kind shows besides keys, and what is kept of that."""
     kept = (stores and stores.others) or [None] * len(seen.others)
     both = zip(seen.others, kept, strict=True)
-    found = [other.attend(heads, store, taken) for other, store in both]
+    found = [other.attend(heads, store, rest) for other, store in both]
     out = join([*results, *(result for result, _ in found)])[0]
     return out.to(heads.q.dtype), tuple(store for _, store in found)
 
@@ -227,8 +228,8 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     stores = Stores(seen.assigned, lists, others=stores.others)
     kept = lists.entries.unflatten(1, (written.size(1), 1, -1))
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
-    given |= {"lists": lists.clusters, "codes": lists.codes, "scales": lists.scales}
-    given |= {"place": place, "index": rule.index, "gap": rule.gap, "number_of_sinks": rule.sinks}
+    given |= {"lists": lists.clusters, "place": place, "index": rule.index, "gap": rule.gap}
+    given["number_of_sinks"] = rule.sinks
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp
     listed = lists.look(read, place - rule.gap)
@@ -236,13 +237,15 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     # Of all that is listed, so many of largest logits, and those that are equal to them.
     logits = _logits(at_least_float32(q) / math.sqrt(q.size(-1)), listed)
     least = logits.topk(min(rule.index, lists.steps)).values[..., -1:]
-    hidden = for_each(q, listed.hidden.squeeze(2)) | (logits < least)
-    clusters = for_each(q, lists.clusters[..., : lists.steps]).unsqueeze(-2)
-    taken = (clusters == for_each(q, read).unsqueeze(-1)) & ~hidden.unsqueeze(-2)
-    taken, listed = taken.sum(-1).unsqueeze(2), listed._replace(hidden=hidden.unsqueeze(2))
+    unlisted = for_each(q, listed.hidden.squeeze(2))
+    clusters, below = lists.clusters[..., : lists.steps], ~unlisted & (logits < least)
+    others = for_each(q, clusters).unsqueeze(-2) == for_each(q, read).unsqueeze(-1)
+    others = others & below.unsqueeze(-2)
+    rest = logits.unsqueeze(-2).masked_fill(~others, -torch.inf).logsumexp(-1).unsqueeze(2)
+    listed = listed._replace(hidden=(unlisted | below).unsqueeze(2))
     near = lists.near(rule.gap, rule.sinks, place)
     visible = [listed, _own(entries, tokens, rule), near]
-    out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores, taken)
+    out, others = _joined([_softmax(q, visible, seen)], heads, seen, stores, rest)
     lists.store(entries, written, tokens, rule.sinks)
     return out, replace(stores, others=others)
 

@@ -55,24 +55,25 @@ def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None)
 def _attended(head: Head, i: int) -> Tensor:
     """The value [E] that query i attends to, by one softmax over all that it sees."""
     (q, k, v), rule = head[3:6], head.router.rule
+    alone = k @ q[i] / math.sqrt(q.size(1))
+    logit = alone + q.new_tensor(head.bias)  # of keys that are seen by their cluster
     far, near = [], [*range(min(rule.sinks, i))]
     if i >= rule.sinks:  # a sink sees sinks alone
         see = SIGHT.get((head.kind, rule.name), recent if rule.name == "recent" else chunk)
         for looks, of_keys in zip(head.looks, head.of_keys, strict=True):
             far += see(head, looks[i], of_keys, i)
         if rule.index:
-            logit = (k @ q[i] / math.sqrt(q.size(1)) + q.new_tensor(head.bias)).tolist()
             far = sorted(far, key=lambda j: -logit[j])[: rule.index]
         back = [i - j if rule.causal else abs(i - j) for j in range(len(k))]
         near += [j for j in range(rule.sinks, len(k)) if 0 < back[j] < rule.gap]
     if i not in far and not (rule.own == "fallback" and far + near):
         near.append(i)  # its own key
-    entries = [(k[j], v[j], head.bias[j]) for j in far] + [(k[j], v[j], 0.0) for j in near]
-    for some, number in means(head, i, far):
-        entries.append((k[some].mean(0), v[some].mean(0), math.log(number)))
-    keys, values, bias = zip(*entries, strict=True)
-    logits = torch.stack(keys) @ q[i] / math.sqrt(q.size(1)) + q.new_tensor(bias)
-    return logits.softmax(0) @ torch.stack(values)
+    entries = [(logit[j], v[j]) for j in far] + [(alone[j], v[j]) for j in near]
+    for some, rest in means(head, i, far):
+        of_mean = alone[some].mean() + math.log(len(some))
+        entries.append((of_mean if rest is None else logit[rest].logsumexp(0), v[some].mean(0)))
+    logits, values = map(torch.stack, zip(*entries, strict=True))
+    return logits.softmax(0) @ values
 
 
 def recent(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[int]:
@@ -120,22 +121,27 @@ def segment(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[in
     return [*range(max(rule.sinks, begin - memory), end)]
 
 
-def means(head: Head, i: int, far: list[int]) -> list[tuple[list[int], int]]:
-    """Keys that query i sees as one, their mean, and for how many of them it stands: in taught
-    heads with summaries those of each cluster that it looks not into, causal: ``gap`` or more
-    before its chunk of the text. Of an index, those that are not among its ``far`` ones."""
+def means(head: Head, i: int, far: list[int]) -> list[tuple[list[int], list[int] | None]]:
+    """Keys that query i sees as one, their mean: in taught heads with summaries those of each
+    cluster that it looks not into, causal: ``gap`` or more before its chunk of the text. Of an
+    index also those of the others, and the keys that have the mean's weight: not ``far`` ones."""
     rule, every = head.router.rule, head.kind == "taught" and head.router.options.summaries
     if not every or i < rule.sinks:
         return []
     last = i - (i - rule.sinks) % every - rule.gap if rule.causal else len(head.k)
-    found: dict[int, list[int]] = {}
+    seen: dict[int, list[int]] = {}
     for j, cluster in enumerate(head.of_keys[0]):
-        seen = rule.sinks <= j <= last and (rule.causal or j != i)
-        if seen and (rule.index or cluster not in head.looks[0][i]):
-            found.setdefault(cluster, []).append(j)
-    of_far = [head.of_keys[0][j] for j in far] if rule.index else []
-    both = [(some, len(some) - of_far.count(cluster)) for cluster, some in found.items()]
-    return [(some, number) for some, number in both if number > 0]
+        if rule.sinks <= j <= last and (rule.causal or j != i):
+            seen.setdefault(cluster, []).append(j)
+    found: list[tuple[list[int], list[int] | None]] = []
+    for cluster, some in seen.items():
+        rest = None
+        if cluster in head.looks[0][i]:
+            listed = recent(head, [cluster], head.of_keys[0], i) if rule.index else []
+            rest = [j for j in listed if j not in far]
+        if rest != []:
+            found.append((some, rest))
+    return found
 
 
 SIGHT = {("routing", "chunk"): top, ("xl", "recent"): segment}

@@ -250,8 +250,6 @@ class Lists(Kept):
     is written into its place; room grows by a quarter, and its last slot takes padding."""
 
     entries: Tensor  # [B, J, room, C]
-    codes: Tensor  # its keys in 8 bits, by which the best are found faster, int8 [B, J, room, E]
-    scales: Tensor  # what those are multiplied by [B, J, room]
     clusters: Tensor  # of each key, int64 [B, G, room]; K: it is in no list
     none: int  # K
     steps: int  # tokens that were given
@@ -260,18 +258,15 @@ class Lists(Kept):
     def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
         """Of so many clusters, for keys like these."""
         slots = rings.new_empty(*rings.shape[:2], 0)
-        nothing = entries[:, :, :0]
-        codes = nothing[..., : entries.size(-1) // 2].to(torch.int8)
-        return cls(nothing, codes, nothing[..., 0], slots, clusters, 0)
+        return cls(entries[:, :, :0], slots, clusters, 0)
 
     def open(self, number: int) -> None:
         """Make room for so many more tokens, and for padding."""
         room, needed = self.entries.size(2), self.steps + number + 1
         if needed > room:
             more = max(needed, room + room // 4, FIRST_ROOM) - room
-            for name in ("entries", "codes", "scales", "clusters"):
-                kept = getattr(self, name)
-                setattr(self, name, pad(kept, (0, 0) * (kept.dim() - 3) + (0, more)))
+            self.entries = pad(self.entries, (0, 0, 0, more))
+            self.clusters = pad(self.clusters, (0, more))
 
     def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
         """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""
@@ -286,12 +281,8 @@ class Lists(Kept):
         self.clusters.scatter_(-1, place.unsqueeze(1).expand_as(rings), rings)
         if torch.is_grad_enabled():  # what was attended to is read again
             self.entries = self.entries.clone()
-        k = entries.detach()[..., : self.codes.size(-1)]
-        scales = k.abs().amax(-1).clamp(min=torch.finfo(k.dtype).tiny) / 127
-        codes = (k / scales.unsqueeze(-1)).round().to(torch.int8)
         row = torch.arange(len(place), device=place.device).unsqueeze(-1)
-        for kept, new in ((self.entries, entries), (self.codes, codes), (self.scales, scales)):
-            kept[row, :, place] = new.transpose(1, 2)  # much faster than to scatter
+        self.entries[row, :, place] = entries.transpose(1, 2)  # much faster than to scatter
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:
         """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""

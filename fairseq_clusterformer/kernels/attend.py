@@ -102,25 +102,26 @@ def ranged_attention(
 
 @torch.no_grad()
 def largest(
-    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str, rests: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """An index: of the keys that queries see in lists, the ``number`` of largest logits. Queries
     are [B, H, N, E], of the last N of M tokens, keys and values [B, H or J, M, E]. Returns values
     and log-sum-exp, at least float32, without gradients (None: no v, or a kernel of layouts); and
     the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
-    rounding could confuse with the last of them is seen, too. Last, how many keys of each list a
-    query sees, int64 [B, H, N, R]."""
+    rounding could confuse with the last of them is seen, too. Last, if ``rests``, the log-sum-exp
+    of the others in each list, at least float32 [B, H, N, R], -inf where there are none."""
     q, k = at_least_float32(q), at_least_float32(k)
     number, slack = min(number, k.size(2)), torch.finfo(q.dtype).eps ** 0.75
     in_cpp = chosen(impl, q) == "cpu" and of_cpu.can_run("index", q)
     if in_cpp and not torch.compiler.is_compiling():
-        return of_cpu.index(q, k, v, lists, number, slack)
+        return of_cpu.index(q, k, v, lists, number, slack, rests)
     past, k = k.size(2) - q.size(2), k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     q = pad(q, (0, 0, past, 0)) if past else q
     calls = [Call(q, k, k, one.key_bias, None, one, 0.0) for one in lists.layouts]
-    least, taken = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack)
-    taken = taken[:, :, past:].unflatten(-1, (-1, lists.queries.size(-1))).sum(-2)
-    return None, None, least[..., past:], taken
+    least, rest = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack, rests)
+    if rests:
+        rest = rest[:, :, past:].unflatten(-1, (-1, lists.queries.size(-1))).logsumexp(-2)
+    return None, None, least[..., past:], rest if rests else None
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:
@@ -213,28 +214,25 @@ class _Attention(torch.autograd.Function):
 
 @_operator("fairseq_clusterformer::largest_logits")
 def _largest_logits(
-    q: Tensor, k: Tensor, layouts: list[Tensor], number: int, slack: float
+    q: Tensor, k: Tensor, layouts: list[Tensor], number: int, slack: float, rests: bool
 ) -> tuple[Tensor, Tensor]:
-    """Below the ``number`` largest of all layouts, and how many of each are no smaller."""
+    """Below the ``number`` largest of all layouts, and the log-sum-exp of each one's others."""
     with autocast_off(q):
         calls = _calls([q, k, k, None, None, *layouts], (None, 0.0, False))
         most = [by_query(call, number + 1, lambda x, n: x.topk(n).values) for call in calls]
-        each = torch.stack(most, dim=-2)
-        found = each.flatten(-2).topk(number + 1).values
+        found = torch.cat(most, dim=-1).topk(number + 1).values
         least = found[..., -2].where(found[..., -1].isfinite(), -torch.inf)
         least = least - (1 + least.abs()) * slack
-        taken = ((each >= least[..., None, None]) & each.isfinite()).sum(-1)
-        if (taken > number).any():  # more may be equal
-            calls = [call._replace(layout=replace(call.layout, least=least)) for call in calls]
-            count = [by_query(call, 1, lambda x, _: x.isfinite().sum(-1, True)) for call in calls]
-            taken = torch.cat(count, dim=-1).long()
-    return least, taken
+        calls = [call._replace(layout=replace(call.layout, least=least)) for call in calls]
+        others = partial(by_query, number=1, find=lambda x, _: x.logsumexp(-1, True), below=True)
+        rest = [others(call) for call in calls] if rests else [least.unsqueeze(-1)[..., :0]]
+    return least, torch.cat(rest, dim=-1)
 
 
 @_largest_logits.register_fake
-def _(q, _k, layouts, _number, _slack):
-    each = q.new_empty(*q.shape[:3], len(layouts) // _OF_LAYOUT, dtype=torch.long)
-    return q.new_empty(q.shape[:3]), each
+def _(q, _k, layouts, _number, _slack, rests):
+    least = q.new_empty(q.shape[:3])
+    return least, least.new_empty(*q.shape[:3], rests * len(layouts) // _OF_LAYOUT)
 
 
 _INPUTS = (

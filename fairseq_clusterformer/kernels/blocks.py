@@ -37,8 +37,8 @@ class _Side(NamedTuple):
 class _Plan:
     """A layout's orders and ranges in tiles."""
 
-    def __init__(self, call: Call):
-        q, layout = call.q, call.layout
+    def __init__(self, call: Call, below: bool = False):
+        q, layout, self.below = call.q, call.layout, below
         self.call, (batch, heads, length, _) = call, q.shape
         parts = [x for name in TENSORS[:-1] if (x := getattr(layout, name)) is not None]
         groups = heads if any(x.size(1) > 1 for x in parts) else 1
@@ -154,7 +154,8 @@ class _Plan:
             by_head.masked_fill_(hidden, -math.inf)
             if self.least is not None:
                 least = self.least.index_select(0, queries) * LOG2_E
-                logits.masked_fill_(logits < least, -math.inf)
+                hidden = logits >= least if self.below else logits < least
+                logits.masked_fill_(hidden, -math.inf)
             yield queries, keys, kept, q, k, v, logits
 
 
@@ -208,10 +209,13 @@ def _backward(call: Call, d_out: Tensor, d_lse: Tensor | None, carry: Carry) -> 
     return Gradients(d_q, d_k.to(call.k.dtype), d_v.to(call.v.dtype), d_bias)
 
 
-def by_query(call: Call, number: int, find: Callable[[Tensor, int], Tensor]) -> Tensor:
+def by_query(
+    call: Call, number: int, find: Callable[[Tensor, int], Tensor], below: bool = False
+) -> Tensor:
     """So many numbers of each query [B, H, N, number], at least float32, that a function finds in
-    its logits, as many as there are at most; -inf: it has fewer."""
-    plan, dtype = _Plan(call), torch.promote_types(call.q.dtype, torch.float32)
+    its logits, as many as there are at most; -inf: it has fewer. ``below``: in those alone that
+    the layout's ``least`` hides."""
+    plan, dtype = _Plan(call, below), torch.promote_types(call.q.dtype, torch.float32)
     q_tiles = plan.to_slots(call.q, plan.queries)
     found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)
     for queries, *_, logits in plan.logits(q_tiles, plan.of_keys()):

@@ -138,14 +138,17 @@ def test_the_largest_logits_of_all_lists(impl, biased, number):
     more = ordered[..., number].isfinite()
     assert more.any()
     assert not more.all()
-    assert largest(q, k, None, lists, 10**9, impl)[2].isneginf().all()  # no room for so many
+    for found in largest(q, k, None, lists, 10**9, impl, True)[2:]:  # no room for so many
+        assert found.isneginf().all()
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         given = q.to(dtype), k.to(dtype), v.to(dtype), lists, number, impl
-        values, _, least, taken = largest(*given)
+        values, _, least, rest = largest(*given, rests=True)
+        assert largest(*given, rests=False)[3] is None
         if dtype == torch.float64:
             chosen = logits >= least.double().unsqueeze(-1)
-            expected = [(seen_keys(layout) & chosen).sum(-1) for layout in layouts]
-            assert torch.equal(taken, torch.stack(expected, dim=-1))
+            hidden = torch.stack([seen_keys(layout) & ~chosen for layout in layouts], dim=-2)
+            expected = logits.unsqueeze(-2).masked_fill(~hidden, -torch.inf).logsumexp(-1)
+            torch.testing.assert_close(rest, expected, rtol=0, atol=1e-12)
         assert least[~more].isneginf().all()
         assert (least <= ordered[..., number - 1] + close).all()
         assert (least > ordered[..., number] - close)[more].all()
@@ -179,7 +182,7 @@ def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
     looked[0, 0, 80] = lists_of + 1
     keys = torch.randint(lists_of + 1, (BATCH, 2, length))  # the last: in none
     lists = listed(looked, keys, lists_of, causal=causal, gap=gap, batch=Batch(mask, documents))
-    values, _, least, taken = largest(q, k, v, lists, number, impl)
+    values, _, least, rest = largest(q, k, v, lists, number, impl, rests=True)
 
     rank = real.cumsum(1)
     distance = rank.unsqueeze(-1) - rank.unsqueeze(-2)
@@ -188,11 +191,13 @@ def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
     k, v, keys = (t.repeat_interleave(2, dim=1) for t in (k, v, keys))
     own = looked.unsqueeze(-1) == keys[:, :, None, None]
     logits = q @ k.mT / q.size(-1) ** 0.5
-    shown = own & (visible.unsqueeze(1) & (logits >= least.unsqueeze(-1))).unsqueeze(-2)
+    held = own & visible[:, None, :, None]
+    shown = held & (logits >= least.unsqueeze(-1)).unsqueeze(-2)
     asks = real.unsqueeze(1).expand(BATCH, 4, length)
-    assert torch.equal(taken[asks], shown.sum(-1)[asks])
-    most = (own.any(-2) & visible.unsqueeze(1)).sum(-1)
-    assert torch.equal(taken[asks].sum(-1), most[asks].clamp(max=number))
+    others = logits.unsqueeze(-2).masked_fill(shown | ~held, -torch.inf).logsumexp(-1)
+    torch.testing.assert_close(rest[asks], others[asks], rtol=0, atol=1e-12)
+    most = held.any(-2).sum(-1)
+    assert torch.equal(shown.sum((-1, -2))[asks], most[asks].clamp(max=number))
     assert most[asks].max() > number
     if values is not None:
         weights = logits.masked_fill(~shown.any(-2), -torch.inf).softmax(-1).nan_to_num(0.0)

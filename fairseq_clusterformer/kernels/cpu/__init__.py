@@ -76,34 +76,34 @@ class Cpu(Kernel):
 
 
 def index(
-    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, slack: float
-) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, slack: float, rests: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
     q, k, v = (x if x is None else at_least_float32(x) for x in (q, k, v))
     least, probes = q.new_empty(q.shape[:3]), lists.queries.size(-1)
-    taken = lists.queries.new_empty(*q.shape[:3], probes)
+    rest = q.new_empty(*q.shape[:3], probes) if rests else None
     out, lse = (None, None) if v is None else (empty_like(q), torch.empty_like(least))
     bias = lists.key_bias if lists.key_bias is None else lists.key_bias.to(q.dtype)
     given = {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}
     given |= {"probes": probes, "sides": lists.places.size(1) // 2, "number": number}
     given |= {"queries": lists.queries, "keys": lists.keys, "places": lists.places}
-    given |= {"out": out, "lse": lse, "least": least, "taken": taken, "tokens": k.size(2)}
+    given |= {"out": out, "lse": lse, "least": least, "rest": rest, "tokens": k.size(2)}
     run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, key_bias=bias, slack=slack, **given)
-    return out, lse, least, taken
+    return out, lse, least, rest
 
 
 def means(
-    q: Tensor, sums: Tensor, chunk: Tensor, looked: Tensor, taken: Tensor | None
+    q: Tensor, sums: Tensor, chunk: Tensor, looked: Tensor, rest: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Values and log-sum-exp of queries [B, H, N, E] that see means, without gradients: those of
-    the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N]; nothing in chunk M. Of each
-    cluster ``looked`` into [B, H, N, P], as many keys are ``taken`` out; None: all."""
+    the sums [B, J, M, K, 2 E + 1] of the chunk of each, int64 [B, N]; nothing in chunk M. The mean
+    of each cluster ``looked`` into [B, H, N, P] has the logit ``rest``; None: it is hidden."""
     q = at_least_float32(q)
     given = {"key_heads": sums.size(1), "chunks": sums.size(2), "clusters": sums.size(3)}
     given |= {"chunk": chunk.unsqueeze(1), "looked": looked, "probes": looked.size(-1)}
     given |= {"sums": sums.flatten(2, 3), "out": empty_like(q), "lse": q.new_empty(q.shape[:3])}
-    run("means", "means", q.dtype, q.size(-1), q=q, taken=taken, **given)
+    run("means", "means", q.dtype, q.size(-1), q=q, rest=rest, **given)
     return given["out"], given["lse"]
 
 
@@ -123,7 +123,7 @@ def step(q: Tensor, **given: Any) -> Tensor:
     between, and J be divided into G groups. All floating point is float32, or float64. Raises
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
-    for name in ("kept", "seen", "near", "near_ring", "sums", "lists", "codes", "scales"):
+    for name in ("kept", "seen", "near", "near_ring", "sums", "lists"):
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
     for name in ("read", "written", "place"):  # places in memory

@@ -18,7 +18,8 @@ DECLARE(Index,
   Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, M]; K or more: none
   Tensor places;              // first and one past the last that a query sees, [B or 1, 2 S, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
-  int64_t* taken;             // keys that are seen of each list of a query, [B, H, N, R]
+  NUMBER* rest;               // or none: log-sum-exp of what a query does not see of each list that
+                              // it looks into, [B, H, N, R]
   int64_t batch, heads, key_heads, groups, length, tokens, sides, clusters, probes, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )
@@ -31,7 +32,6 @@ constexpr int64_t BLOCK = 128;  // queries
 struct Pair {
   int64_t lo, hi, query, list;
   T* logits;
-  Int until;  // where those of its slots that are compared end
   int64_t begin() const { return lo & -Q; }
   int64_t end() const { return (hi + Q - 1) & -Q; }
   T* at(int64_t slot) const { return logits + slot - begin(); }
@@ -170,7 +170,7 @@ struct Worker {
     for (int64_t query = begin; query < end; query++)
       for (int64_t r = 0; r < p.sides * p.probes; r++) {
         const int64_t* bound = &bounds[(query * p.sides * p.probes + r) * 2];
-        const Pair pair = {bound[0], bound[1], query, r % p.probes, nullptr, 0};
+        const Pair pair = {bound[0], bound[1], query, r % p.probes, nullptr};
         if (pair.lo >= pair.hi) continue;
         pairs.push_back(pair), places[pair.lo + 1]++;
         count += pair.end() - pair.begin();
@@ -195,9 +195,9 @@ struct Worker {
       }
       multiply(&sorted[first], number, until);
     }
-    Pair* pair = pairs.data();
+    const Pair* pair = pairs.data();
     for (int64_t query = begin; query < end; query++) {
-      Pair* const first = pair;
+      const Pair* const first = pair;
       while (pair < pairs.data() + pairs.size() && pair->query == query) pair++;
       choose(query, first, pair);
     }
@@ -228,7 +228,7 @@ struct Worker {
 
   // What a query sees of the logits of its pairs, which stand side by side. Few of them are looked
   // at several times: those that are no smaller than a guess.
-  void choose(int64_t query, Pair* first, const Pair* end) {
+  void choose(int64_t query, const Pair* first, const Pair* end) {
     T* weights = reinterpret_cast<T*>(memory.get()) + room;
     T least = -INF, peak = LOWEST, total = 0;
     const int64_t count = first < end ? end[-1].at(end[-1].end()) - first->logits : 0;
@@ -236,13 +236,12 @@ struct Worker {
     if (count <= 4 * p.number) from = LOWEST;
     Int few = 0, kept = 0, *to = chosen.data();
     for (;; from = LOWEST, few = 0) {
-      for (Pair* pair = first; pair < end; pair++) {
+      for (const Pair* pair = first; pair < end; pair++) {
         const Int before = few, stop = pair->end();  // locals, which no store changes
         const T* logits = pair->at(0);
         for (Int slot = pair->begin(); slot < stop; slot += L)
           few += append(vec(logits + slot) >= V{} + from, slot, to + few);
         for (Int i = before; i < few; i++) weights[i] = logits[to[i]];
-        pair->until = few;
       }
       std::fill_n(weights + few, L, INF);
       least = least_of(weights, few, p.number, peak);
@@ -251,16 +250,20 @@ struct Worker {
     }
     *p.least.at<T>(row, head, query) = least;
     const T floor = std::max(least, LOWEST);
-    int64_t* taken = p.taken + ((row * p.heads + head) * p.length + query) * p.probes;
-    std::fill_n(taken, p.probes, 0);
-    Int i = 0;
-    for (const Pair* pair = first; pair < end; pair++) {
-      taken[pair->list] -= kept;
-      for (; i < pair->until; i++) {  // without a branch to guess
-        const T weight = weights[i];
-        weights[kept] = weight, to[kept] = to[i], kept += weight >= floor;
+    if (p.rest) {
+      T* rest = p.rest + ((row * p.heads + head) * p.length + query) * p.probes;
+      std::fill_n(rest, p.probes, T(0));
+      for (const Pair* pair = first; pair < end; pair++) {
+        V hidden = {};
+        for (const T* x = pair->logits; x < pair->at(pair->end()); x += L)
+          hidden += vec(x) < V{} + floor ? exp2((vec(x) - peak) * T(LOG2_E)) : V{};
+        rest[pair->list] += sum(hidden);
       }
-      taken[pair->list] += kept;
+      for (int64_t r = 0; r < p.probes; r++) rest[r] = std::log(rest[r]) + peak;
+    }
+    for (Int i = 0; i < few; i++) {  // without a branch to guess
+      const T weight = weights[i];
+      weights[kept] = weight, to[kept] = to[i], kept += weight >= floor;
     }
     if (!p.v.data) return;
     for (int64_t i = 0; i < kept; i += L)

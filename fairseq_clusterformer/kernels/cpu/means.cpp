@@ -11,9 +11,8 @@ DECLARE(Means,
   Tensor q;               // [B, H, N, E]
   Tensor sums;            // of keys, of values, and how many they are, [B, J, M * K, 2 E + 1]
   Tensor chunk;           // that a token sees, [B, 1, N]; M: none
-  // clusters that a query looks into, [B, H, N, probes], and how many keys of each an index shows;
-  // without that, their means are hidden
-  const int64_t *looked, *taken;
+  const int64_t* looked;  // clusters that a query looks into, [B, H, N, probes]
+  const NUMBER* rest;     // the logit of each of these means, if it is not hidden
   Tensor out, lse;        // values and their log-sum-exp
   int64_t batch, heads, key_heads, length, chunks, clusters, probes, threads;
 )
@@ -28,7 +27,7 @@ struct Worker {
   const int64_t room = rounded_up(p.clusters, Q);
   int64_t row = -1, head = -1, chunk = -1;
   Buffer keys{size_t(room * P)}, values{size_t(room * P)};
-  Buffer biases{size_t(room)}, numbers{size_t(room)};
+  Buffer biases{size_t(room)};
   Buffer rows{size_t(std::max(ROWS, Q) * P)}, logits{size_t(ROWS * room)};
   Buffer weights{size_t(ROWS * room)}, sum{size_t(ROWS * P)}, none{2 * E + 1};  // weights [K][ROWS]
 
@@ -42,7 +41,7 @@ struct Worker {
       const T number = of[2 * E], share = number > 0 ? 1 / number : 0;
       for (int e = 0; e < E; e++)
         rows[c % Q * P + e] = of[e] * share, values[c * P + e] = of[E + e] * share;
-      biases[c] = number > 0 ? std::log(number) : -INF, numbers[c] = number;
+      biases[c] = number > 0 ? std::log(number) : -INF;
       if (c % Q == Q - 1) transpose(rows, keys + (c - Q + 1) * P);
     }
   }
@@ -66,8 +65,8 @@ struct Worker {
       T* const of = logits + r * room;
       const int64_t query = (row * p.heads + head) * p.length + first + r;
       for (int64_t i = query * p.probes; i < (query + 1) * p.probes; i++) {
-        const T number = numbers[p.looked[i]], left = p.taken ? number - p.taken[i] : 0;
-        of[p.looked[i]] += left > 0 ? std::log(left / number) : -INF;
+        T& logit = of[p.looked[i]];
+        logit = p.rest && logit > -INF ? p.rest[i] : -INF;  // -INF: there is no mean yet
       }
       const T peak = std::max(*std::max_element(of, of + p.clusters), LOWEST);
       V total = {};

@@ -18,8 +18,6 @@ DECLARE(Step,
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
   int64_t* lists;            // of an index: the list of each key, [B, G, W]; R: none
   const int64_t* place;      // of the token in its document, [B]
-  int8_t* codes;             // keys in 8 bits, [B, J, W, E], and what they are multiplied by, [B, J, W]
-  NUMBER* scales;
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
   NUMBER* near;              // the oldest first, [B, J, M, C]
@@ -36,7 +34,6 @@ DECLARE(Step,
 
 namespace {
 
-constexpr int64_t ROUGHLY = 64;    // keys from which on the best are first looked for in 8 bits
 constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
 
@@ -54,16 +51,6 @@ T product(const T* a, const T* b) {
   return total;
 }
 
-// A row in 8 bits; returns what they are multiplied by.
-template <class X>
-T round_row(const T* row, X* to) {
-  T most = std::numeric_limits<T>::min();
-  for (int e = 0; e < E; e++) most = std::max(most, std::abs(row[e]));
-  const T scale = most / 127;
-  for (int e = 0; e < E; e++) to[e] = X(std::lrint(row[e] / scale));
-  return scale;
-}
-
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
 struct Sight {
   const Step& p;
@@ -73,9 +60,9 @@ struct Sight {
   std::vector<T> logits, factors;
   std::vector<int64_t> listed;  // slots of keys to choose from, so many, and their logits
   int64_t number_of_listed;
-  std::vector<T> of_listed;
+  std::vector<T> of_listed, weights;
   std::vector<char> reads;  // whether a list is read, [R + 1]
-  std::vector<int64_t> taken;  // keys that are seen of each list, [R + 1]
+  std::vector<T> rest;      // log-sum-exp of what is not seen of each list, [R + 1]
 
   explicit Sight(const Step& p)
       : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0) {}
@@ -103,54 +90,33 @@ struct Sight {
     number_of_listed = count;
   }
 
-  // Of the listed slots so many, of the largest logits by a function of one, and these logits.
-  template <class F>
-  void choose(int64_t number, const void* rows, int64_t stride, int64_t bytes, F f) {
-    const int64_t count = number_of_listed;
-    T low = INF, high = -INF;
-    of_listed.resize(count);
+  // Of the listed slots, whose keys are `first` and those behind it, the `number` of largest logits;
+  // and the rest of each list.
+  void best(const T* first, const int64_t* of_slots, int64_t number, bool biased) {
+    const int64_t count = number_of_listed, bytes = E * sizeof(T);
+    T low = INF, high = LOWEST;
+    of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
     for (int64_t i = 0; i < count; i++) {
-      if (i + AHEAD < count)
-        ask_for(static_cast<const char*>(rows) + listed[i + AHEAD] * stride, bytes);
-      const T logit = of_listed[i] = f(listed[i]);
+      if (i + AHEAD < count) ask_for(first + listed[i + AHEAD] * p.entry_width, bytes);
+      const T* entry = first + listed[i] * p.entry_width;
+      const T logit = of_listed[i] = product(query, entry) * scale + (biased ? entry[E] : 0);
       low = std::min(low, logit), high = std::max(high, logit);
     }
-    if (count <= number) return;
     // The least of them by bisection: a processor foresees no branch of an order.
-    low = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);  // -INF is not seen
-    int64_t kept = 0;
+    low = std::max(low, LOWEST);  // -INF is not seen
+    if (count > number) low = bisected(of_listed.data(), count, number, low, high);
+    for (int64_t i = 0; i < count; i += L)
+      loose(&weights[i]) = exp2((loose(&of_listed[i]) - high) * T(LOG2_E));
+    rest.assign(p.rings + 1, 0);
     for (int64_t i = 0; i < count; i++) {
-      listed[kept] = listed[i], of_listed[kept] = of_listed[i];
-      kept += of_listed[i] >= low;
-    }
-    number_of_listed = kept;
-  }
-
-  // Of the listed slots of a head of keys, the `number` of largest logits. Of many, first twice as
-  // many, but some at least, by keys in 8 bits, which are a quarter of the memory.
-  void best(int64_t head, int64_t number, bool biased) {
-    const T* first = p.kept + head * p.window * p.entry_width;
-    if (!biased && number_of_listed > std::max(4 * number, ROUGHLY)) {
-      const int8_t* codes = p.codes + head * p.window * E;
-      const T* scales = p.scales + head * p.window;
-      int16_t code[E];  // of the query
-      round_row(query, code);
-      choose(std::max(2 * number, ROUGHLY), codes, E, E, [&](int64_t slot) {
-        const int8_t* key = codes + slot * E;
-        int32_t sum = 0;
-        for (int e = 0; e < E; e++) sum += code[e] * int16_t(key[e]);
-        return sum * scales[slot];
-      });
-    }
-    const int64_t bytes = p.entry_width * sizeof(T);
-    choose(number, first, bytes, E * sizeof(T), [&](int64_t slot) {
-      const T* entry = first + slot * p.entry_width;
-      return product(query, entry) * scale + (biased ? entry[E] : 0);
-    });
-    for (int64_t i = 0; i < number_of_listed; i++) {
+      if (of_listed[i] < low) {
+        rest[of_slots[listed[i]]] += weights[i];
+        continue;
+      }
       logits.push_back(of_listed[i]), factors.push_back(1);
       values.push_back(first + (listed[i] + 1) * p.entry_width - E);
     }
+    for (T& x : rest) x = std::log(x) + high;
   }
 
   void attend(T* out) {
@@ -185,10 +151,7 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
     sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
                p.read + reader * p.probes);
-    sight.best(of_key_head, p.index, biased);
-    sight.taken.assign(p.rings + 1, 0);
-    for (int64_t i = 0; i < sight.number_of_listed; i++)
-      sight.taken[p.lists[of_row * p.window + sight.listed[i]]]++;
+    sight.best(first, p.lists + of_row * p.window, p.index, biased);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
@@ -215,9 +178,11 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
   const int64_t *read = p.read + reader * p.probes, *end = read + p.probes;
   const T* sums = p.sums + of_key_head * p.chunks * p.clusters * (2 * E + 1);
   for (int64_t k = 0; k < p.clusters; k++, sums += 2 * E + 1) {
-    const T count = sums[2 * E], all = std::find(read, end, k) != end ? count : 0;
-    const T left = count - (p.index ? T(sight.taken[k]) : all);
-    if (left > 0) sight.add(sums, sums + E, 1 / count, std::log(left));
+    const T count = sums[2 * E];
+    const bool looked = std::find(read, end, k) != end;
+    if (count <= 0 || (looked && !p.index)) continue;
+    sight.add(sums, sums + E, 1 / count, std::log(count));
+    if (looked) sight.logits.back() = sight.rest[k];
   }
 }
 
@@ -249,7 +214,6 @@ void keep(const Step& p, int64_t row) {
         const int64_t slot = (first + head) * p.window + place;
         const T* entry = entries + head * p.entry_width;
         std::copy_n(entry, p.entry_width, p.kept + slot * p.entry_width);
-        p.scales[slot] = round_row(entry, p.codes + slot * E);
       }
       continue;
     }

@@ -3,8 +3,8 @@
 Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
 and the value ``mean_v``: what dense attention would give if the keys were alike. Keys that a full
 ring has dropped stay visible this way, except to queries of their own cluster. Of a cluster from
-which an index shows m keys, the mean stands for n - m; a causal one may lag behind these m. (NSA
-and RetroInfer, both 2025, attend to blocks and clusters alike.)
+which an index shows some keys, the mean stands for the others; its logit is the log-sum-exp of
+theirs, for the index knows them. (NSA and RetroInfer, both 2025, attend to blocks and clusters.)
 
 Shape letters: K clusters, that of dropped keys among them, M chunks, S tokens of a chunk,
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
@@ -41,17 +41,15 @@ class _Means(Other):
         """The clusters of which each query sees keys, [B, H, N, probes]."""
         return torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1)
 
-    def softmax(
-        self, logits: Tensor, number: Tensor, looked: Tensor, taken: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Weights of means and their log-sum-exp; logits, of so many keys each, are used up."""
-        if taken is None:
+    def softmax(self, logits: Tensor, looked: Tensor, rest: Tensor | None) -> Result:
+        """Weights of means and their log-sum-exp, of logits that are used up, HIDDEN without a
+        mean. The gradient of those that are ``rest`` is as if they were not."""
+        if rest is None:
             logits = logits.scatter_(-1, looked, HIDDEN)
         else:
-            number = number.detach().expand_as(logits).gather(-1, looked)
-            bias = ((number - taken).clamp(min=0) / number.clamp(min=1)).log()
-            rest = (logits.gather(-1, looked) + bias).clamp(min=HIDDEN)
-            logits = logits.scatter(-1, looked, rest)
+            mean = logits.gather(-1, looked)
+            rest = rest.clamp(min=HIDDEN).masked_fill(mean <= HIDDEN / 2, HIDDEN)
+            logits = logits.scatter(-1, looked, rest + (mean - mean.detach()))
         weights = logits.softmax(-1)
         largest, at_largest = logits.max(-1, keepdim=True)
         return weights, (largest - weights.gather(-1, at_largest).log()).squeeze(-1)
@@ -68,7 +66,7 @@ class MeansOfOthers(_Means):
     """Not causal: means of all keys of a row but the query's own, which it sees besides."""
 
     @full_float32()
-    def attend(self, heads: QKV, kept: None, taken: Tensor | None) -> tuple[Result, None]:
+    def attend(self, heads: QKV, kept: None, rest: Tensor | None) -> tuple[Result, None]:
         heads, mask = heads.repeated(), self.tokens.padding_mask
         q, k, v = map(at_least_float32, heads[:3])
         entries, cluster = _entries(k, v), for_each(q, self.keys).expand(q.shape[:3])
@@ -85,15 +83,14 @@ class MeansOfOthers(_Means):
         # Take each query's own key out of the mean of its cluster.
         of_own = gather_tokens(sums, cluster)
         number = of_own[..., -1:] - 1  # of the others
-        rest = number.clamp(min=1)
+        some = number.clamp(min=1)
         without = (q * (of_own[..., :width] - k)).sum(-1, keepdim=True)
-        others = (without * scale / rest + rest.log()).masked_fill(number < 1, HIDDEN)
-        numbers = sums[..., -1].unsqueeze(-2).expand_as(logits).scatter(-1, own, number)
+        others = (without * scale / some + some.log()).masked_fill(number < 1, HIDDEN)
         logits = logits.scatter(-1, own, others)
-        weights, lse = self.softmax(logits, numbers, self.looked(q), taken)
+        weights, lse = self.softmax(logits, self.looked(q), rest)
         weights = dropped(weights, heads.dropout)
-        of_rest = (gather_tokens(mean_v, cluster) - v) / rest
-        out = weights @ mean_v + weights.gather(-1, own) * of_rest
+        of_others = (gather_tokens(mean_v, cluster) - v) / some
+        out = weights @ mean_v + weights.gather(-1, own) * of_others
         return self.result(heads, out, lse), None
 
 
@@ -120,13 +117,13 @@ class MeansSoFar(_Means):
 
     @full_float32()
     def attend(
-        self, heads: QKV, kept: Tensor | None, taken: Tensor | None
+        self, heads: QKV, kept: Tensor | None, rest: Tensor | None
     ) -> tuple[Result, Tensor]:
         q, at, one = at_least_float32(heads.q), self.places(), heads.q.size(2) == 1
         sums, behind = self._sums(heads, at, kept)
         learns = torch.is_grad_enabled() or heads.dropout > 0 or torch.compiler.is_compiling()
         if not learns and self.tokens.impl in ("auto", "cpu") and cpu.can_run("means", q):
-            out, lse = cpu.means(q, sums, at.slot // self.every, self.looked(q), taken)
+            out, lse = cpu.means(q, sums, at.slot // self.every, self.looked(q), rest)
             return self.result(heads, out, lse), behind
         slot, slots = at.slot.unsqueeze(1), 1 if one else at.chunks * self.every
         in_order = one or (self.tokens.padding_mask is None and kept is None)  # slots are places
@@ -141,9 +138,8 @@ class MeansSoFar(_Means):
 
         k, v, bias = (for_each(q, t) for t in _means(sums))
         logits = by_chunk(q) @ (k.mT * q.size(-1) ** -0.5) + bias.unsqueeze(-2)
-        number, looked = for_each(q, sums[..., -1]).unsqueeze(-2), by_chunk(self.looked(q))
-        taken = None if taken is None else by_chunk(taken)
-        weights, lse = self.softmax(logits, number, looked, taken)
+        rest = None if rest is None else by_chunk(rest)
+        weights, lse = self.softmax(logits, by_chunk(self.looked(q)), rest)
         out, lse = (dropped(weights, heads.dropout) @ v).flatten(2, 3), lse.flatten(2, 3)
         if in_order:  # back from slots to tokens
             out, lse = out[:, :, : q.size(2)], lse[:, :, : q.size(2)]
