@@ -62,8 +62,7 @@ def test_by_several_threads(taken, monkeypatch):
 
 @pytest.mark.parametrize("prompt", [0, 400])
 @pytest.mark.parametrize(("kind", "index"), [("taught, index", 20), ("routing, index, gap", 1)])
-def test_the_best_of_many_are_looked_for_in_8_bits(kind, index, prompt, taken):
-    """Of few, too, which are not the same in 8 bits."""
+def test_the_best_of_many_keys(kind, index, prompt, taken):
     check(build(kind, causal=True, index=index), prompt)
     assert len(taken) == STEPS
 
