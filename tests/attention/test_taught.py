@@ -385,6 +385,23 @@ def test_a_prompt_without_gradients_sees_the_same_means(sees, padded, gap, monke
         torch.testing.assert_close(out[~mask], expected[~mask])
 
 
+def test_the_rest_of_a_list_teaches_as_its_mean():
+    """Its logit replaces that of the mean, and passes on the gradient; without a mean it is
+    nothing, nor where the index shows all."""
+    logits = torch.randn(1, 1, 3, 4).double()
+    logits[..., 3] = means_module.HIDDEN  # no mean
+    looked = torch.tensor([[0, 3], [2, 1], [1, 0]]).view(1, 1, 3, 2)
+    rest = torch.tensor([[0.7, 5.0], [-torch.inf, -1.0], [0.1, 3.0]]).double().view(1, 1, 3, 2)
+    expected = logits.clone()
+    expected[0, 0, [0, 1, 1, 2, 2], [0, 2, 1, 1, 0]] = rest.flatten()[[0, 2, 3, 4, 5]]
+    logits.requires_grad_()
+    weights, lse = means_module.MeansOfOthers.softmax(None, logits, looked, rest)
+    torch.testing.assert_close(weights, expected.softmax(-1))
+    torch.testing.assert_close(lse, expected.logsumexp(-1))
+    (gradient,) = torch.autograd.grad(lse.sum(), logits)
+    torch.testing.assert_close(gradient, expected.softmax(-1))
+
+
 @torch.no_grad()
 def test_equal_keys_are_seen_together():
     """Of an index, whoever chooses, and in steps: all that are equal to the last of its keys."""
