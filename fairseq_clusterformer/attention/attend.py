@@ -61,7 +61,8 @@ def attend(
             calls[0] = whole, [*some, *calls[0][1]], sight.own
         else:
             results.append(tuple(found))
-            if text.sinks.is_plain and len(calls) == 1 and len(sight.near) < 2:
+            alone = len(calls) == 1 and len(sight.near) == (rule.gap > 1)  # without scouts
+            if rule.causal and alone and text.sinks.is_plain:
                 calls = [(*_by_position(whole, past, rule, sight.own is None), sight.own)]
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:
@@ -91,7 +92,9 @@ def _over(text: Text, heads: QKV) -> QKV:
 
 
 def _by_position(whole: QKV, past: int, rule: Rule, itself: bool) -> tuple[QKV, list[Layout]]:
-    """Of a text without padding, what is seen besides an index: sinks and near keys alone."""
+    """The keys that a causal query sees besides an index, cut out of a text without padding: its
+    sinks, and all from the first near one on; and their layouts. ``itself``: they show the query's
+    own key, too."""
     sinks = min(rule.sinks, whole.k.size(2))
     first = max(past - rule.gap + 1, sinks)
     k, v = (torch.cat([x[:, :, :sinks], x[:, :, first:]], dim=2) for x in whole[1:3])
@@ -234,14 +237,15 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
         return in_cpp
     listed = lists.look(read, place - rule.gap)
     listed = listed._replace(biased=seen.assignment.key_bias is not None)
-    # Of all that is listed, so many of largest logits, and those that are equal to them.
+    # Of all that is listed, so many of largest logits, and those that are equal to them; and the
+    # log-sum-exp of the others, list by list.
     logits = _logits(at_least_float32(q) / math.sqrt(q.size(-1)), listed)
     least = logits.topk(min(rule.index, lists.steps)).values[..., -1:]
     unlisted = for_each(q, listed.hidden.squeeze(2))
     clusters, below = lists.clusters[..., : lists.steps], ~unlisted & (logits < least)
-    others = for_each(q, clusters).unsqueeze(-2) == for_each(q, read).unsqueeze(-1)
-    others = others & below.unsqueeze(-2)
-    rest = logits.unsqueeze(-2).masked_fill(~others, -torch.inf).logsumexp(-1).unsqueeze(2)
+    unshown = for_each(q, clusters).unsqueeze(-2) == for_each(q, read).unsqueeze(-1)
+    unshown = unshown & below.unsqueeze(-2)
+    rest = logits.unsqueeze(-2).masked_fill(~unshown, -torch.inf).logsumexp(-1).unsqueeze(2)
     listed = listed._replace(hidden=(unlisted | below).unsqueeze(2))
     near = lists.near(rule.gap, rule.sinks, place)
     visible = [listed, _own(entries, tokens, rule), near]

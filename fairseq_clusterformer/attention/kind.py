@@ -134,8 +134,9 @@ class Other(ABC):
     def attend(self, heads: QKV, kept: Any, rest: Tensor | None) -> tuple[Result, Any]:
         """What new tokens, one or several, see of it and of those before them, under a softmax of
         its own, and what is kept behind them, a tensor or a :class:`Kept`. ``kept``: that of the
-        tokens before; None: there are none. ``rest``: the log-sum-exp of what an index does not
-        show of each cluster that a query looks into, [B, H, N, P]; None: it is no index."""
+        tokens before; None: there are none. ``rest``: for each cluster that a query looks into,
+        the log-sum-exp of the logits of those of its keys that an index does not show, [B, H, N,
+        P]; -inf: it shows all. None: it is no index."""
 
     def in_cpu_step(self, heads: QKV, kept: Any) -> tuple[dict[str, Any], Any] | None:
         """Arguments of :func:`~fairseq_clusterformer.kernels.cpu.step` by which that function

@@ -55,8 +55,8 @@ def naive(layer: MultiheadAttention, x: Tensor, centroids: Tensor | None = None)
 def _attended(head: Head, i: int) -> Tensor:
     """The value [E] that query i attends to, by one softmax over all that it sees."""
     (q, k, v), rule = head[3:6], head.router.rule
-    alone = k @ q[i] / math.sqrt(q.size(1))
-    logit = alone + q.new_tensor(head.bias)  # of keys that are seen by their cluster
+    plain = k @ q[i] / math.sqrt(q.size(1))
+    logit = plain + q.new_tensor(head.bias)  # of keys that are seen by their cluster
     far, near = [], [*range(min(rule.sinks, i))]
     if i >= rule.sinks:  # a sink sees sinks alone
         see = SIGHT.get((head.kind, rule.name), recent if rule.name == "recent" else chunk)
@@ -68,9 +68,9 @@ def _attended(head: Head, i: int) -> Tensor:
         near += [j for j in range(rule.sinks, len(k)) if 0 < back[j] < rule.gap]
     if i not in far and not (rule.own == "fallback" and far + near):
         near.append(i)  # its own key
-    entries = [(logit[j], v[j]) for j in far] + [(alone[j], v[j]) for j in near]
+    entries = [(logit[j], v[j]) for j in far] + [(plain[j], v[j]) for j in near]
     for some, rest in means(head, i, far):
-        of_mean = alone[some].mean() + math.log(len(some))
+        of_mean = plain[some].mean() + math.log(len(some))
         entries.append((of_mean if rest is None else logit[rest].logsumexp(0), v[some].mean(0)))
     logits, values = map(torch.stack, zip(*entries, strict=True))
     return logits.softmax(0) @ values
@@ -123,8 +123,9 @@ def segment(head: Head, looks: list[int], of_keys: list[int], i: int) -> list[in
 
 def means(head: Head, i: int, far: list[int]) -> list[tuple[list[int], list[int] | None]]:
     """Keys that query i sees as one, their mean: in taught heads with summaries those of each
-    cluster that it looks not into, causal: ``gap`` or more before its chunk of the text. Of an
-    index also those of the others, and the keys that have the mean's weight: not ``far`` ones."""
+    cluster that it looks not into, causal: ``gap`` or more before its chunk of the text; with an
+    index those of all. Returns the keys of each mean, and those whose logits its logit sums, which
+    are not ``far`` ones; None: it has its own."""
     rule, every = head.router.rule, head.kind == "taught" and head.router.options.summaries
     if not every or i < rule.sinks:
         return []

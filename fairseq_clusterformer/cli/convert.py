@@ -66,7 +66,7 @@ def _parser() -> Parser:
     about = "a decoder sees the latest tokens of its clusters, and keeps no others"
     add("--rings", about, default=None)
     add("--clusters N", "of heads that cluster (default: positions / --far-window)")
-    about = "clusters that a query looks into (default: a quarter, 16 at most; with --rings or in "
+    about = "clusters that a query looks into (default: a quarter, 32 at most; with --rings or in "
     add("--probes N", about + "an encoder 2, which share --far-window)")
     about = "a head with less attention beyond the near window becomes a window"
     add("--window-below F", about + _default("window_below"), type=number(Range(0, 1)))

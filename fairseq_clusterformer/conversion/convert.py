@@ -248,7 +248,7 @@ def _spec(side: str, mass: dict[Place, Mass], dense: Loaded, plan: Plan, sinks: 
         positions = positions[side == "decoder"]
     clusters = plan.clusters or max(2, plan.probes or 0, positions // plan.far)
     index = side == "decoder" and not plan.rings
-    few = min(16, max(1, clusters // 4)) if index else min(2, clusters, plan.far - 1)
+    few = min(32, max(1, clusters // 4)) if index else min(2, clusters, plan.far - 1)
     probes = plan.probes or few
     window = plan.far // probes
     if side == "decoder":  # W counts the query's own key, once

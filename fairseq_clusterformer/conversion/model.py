@@ -27,7 +27,7 @@ class Plan:
     near: int = 128  # window of all heads
     far: int = 64  # W, tokens of their clusters beyond it; of an encoder, on either side
     rings: bool = False  # a decoder sees the latest W, and not of all the W of largest logit
-    probes: int | None = None  # clusters that share W; None: 2, or of an index K / 4, 16 at most
+    probes: int | None = None  # clusters that share W; None: 2, or of an index K / 4, 32 at most
     clusters: int | None = None  # K; None: so many that a cluster has W tokens
     #: tokens after which a decoder's means of clusters are renewed; 0: there are no means; None:
     #: a 128th of the positions, 64 at least

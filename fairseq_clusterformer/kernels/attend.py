@@ -102,26 +102,26 @@ def ranged_attention(
 
 @torch.no_grad()
 def largest(
-    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str, rests: bool
+    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, impl: str, with_rest: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """An index: of the keys that queries see in lists, the ``number`` of largest logits. Queries
     are [B, H, N, E], of the last N of M tokens, keys and values [B, H or J, M, E]. Returns values
     and log-sum-exp, at least float32, without gradients (None: no v, or a kernel of layouts); and
     the ``least`` of :class:`Layout` that hides all other keys, -inf where there are none. What
-    rounding could confuse with the last of them is seen, too. Last, if ``rests``, the log-sum-exp
-    of the others in each list, at least float32 [B, H, N, R], -inf where there are none."""
+    rounding could confuse with the last of them is seen, too. ``with_rest``: last stands the
+    log-sum-exp of the others in each list, at least float32 [B, H, N, R], -inf without others."""
     q, k = at_least_float32(q), at_least_float32(k)
     number, slack = min(number, k.size(2)), torch.finfo(q.dtype).eps ** 0.75
     in_cpp = chosen(impl, q) == "cpu" and of_cpu.can_run("index", q)
     if in_cpp and not torch.compiler.is_compiling():
-        return of_cpu.index(q, k, v, lists, number, slack, rests)
+        return of_cpu.index(q, k, v, lists, number, slack, with_rest)
     past, k = k.size(2) - q.size(2), k.repeat_interleave(q.size(1) // k.size(1), dim=1)
     q = pad(q, (0, 0, past, 0)) if past else q
     calls = [Call(q, k, k, one.key_bias, None, one, 0.0) for one in lists.layouts]
-    least, rest = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack, rests)
-    if rests:
+    least, rest = _largest_logits(q, k, _flat(calls, False)[0][5:], number, slack, with_rest)
+    if with_rest:
         rest = rest[:, :, past:].unflatten(-1, (-1, lists.queries.size(-1))).logsumexp(-2)
-    return None, None, least[..., past:], rest if rests else None
+    return None, None, least[..., past:], rest if with_rest else None
 
 
 def _kernel(impl: str, q: Tensor, wide: bool) -> Kernel:
@@ -214,9 +214,10 @@ class _Attention(torch.autograd.Function):
 
 @_operator("fairseq_clusterformer::largest_logits")
 def _largest_logits(
-    q: Tensor, k: Tensor, layouts: list[Tensor], number: int, slack: float, rests: bool
+    q: Tensor, k: Tensor, layouts: list[Tensor], number: int, slack: float, with_rest: bool
 ) -> tuple[Tensor, Tensor]:
-    """Below the ``number`` largest of all layouts, and the log-sum-exp of each one's others."""
+    """A bound just below the ``number`` largest logits of all layouts, and for each layout the
+    log-sum-exp of the logits below it."""
     with autocast_off(q):
         calls = _calls([q, k, k, None, None, *layouts], (None, 0.0, False))
         most = [by_query(call, number + 1, lambda x, n: x.topk(n).values) for call in calls]
@@ -225,14 +226,14 @@ def _largest_logits(
         least = least - (1 + least.abs()) * slack
         calls = [call._replace(layout=replace(call.layout, least=least)) for call in calls]
         others = partial(by_query, number=1, find=lambda x, _: x.logsumexp(-1, True), below=True)
-        rest = [others(call) for call in calls] if rests else [least.unsqueeze(-1)[..., :0]]
+        rest = [others(call) for call in calls] if with_rest else [least.unsqueeze(-1)[..., :0]]
     return least, torch.cat(rest, dim=-1)
 
 
 @_largest_logits.register_fake
-def _(q, _k, layouts, _number, _slack, rests):
+def _(q, _k, layouts, _number, _slack, with_rest):
     least = q.new_empty(q.shape[:3])
-    return least, least.new_empty(*q.shape[:3], rests * len(layouts) // _OF_LAYOUT)
+    return least, least.new_empty(*q.shape[:3], with_rest * len(layouts) // _OF_LAYOUT)
 
 
 _INPUTS = (

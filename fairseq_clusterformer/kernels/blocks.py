@@ -213,8 +213,8 @@ def by_query(
     call: Call, number: int, find: Callable[[Tensor, int], Tensor], below: bool = False
 ) -> Tensor:
     """So many numbers of each query [B, H, N, number], at least float32, that a function finds in
-    its logits, as many as there are at most; -inf: it has fewer. ``below``: in those alone that
-    the layout's ``least`` hides."""
+    its logits, as many as there are at most; -inf: it has fewer. ``below``: only in those
+    that ``least`` hides, in place of those that it leaves."""
     plan, dtype = _Plan(call, below), torch.promote_types(call.q.dtype, torch.float32)
     q_tiles = plan.to_slots(call.q, plan.queries)
     found = q_tiles.new_full((*q_tiles.shape[:2], number), -math.inf, dtype=dtype)

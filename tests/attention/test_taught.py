@@ -402,6 +402,29 @@ def test_the_rest_of_a_list_teaches_as_its_mean():
     torch.testing.assert_close(gradient, expected.softmax(-1))
 
 
+@pytest.mark.parametrize("gap", [1, 4])
+def test_scouts_see_every_key_without_gradients_too(gap):
+    """As when an activation checkpoint runs for the first time."""
+    module, x = layer(f"taught(index=2,clusters=3,gap={gap},scouts=9)").train(), []
+    for grad in (True, False):
+        torch.manual_seed(4)
+        with torch.set_grad_enabled(grad):
+            x.append(module(torch.randn(B, N, D).double())[0])
+    torch.testing.assert_close(x[1], x[0])
+
+
+def test_a_token_has_the_same_gradient_alone():
+    """Of an index with means, whether it came in a text or one step later."""
+    module = layer("taught(index=2,clusters=3,probes=2,summaries=3,gap=3,routing_convolution=0)")
+    x, found = torch.randn(B, N, D).double(), []
+    for size in (1, 2):
+        past = module.step(x[:, :-size])[1]
+        out, *_ = module.eval().following(x[:, -size:], past)
+        found.append(torch.autograd.grad(out[:, -1].square().sum(), module.q_proj.weight)[0])
+    assert found[0].any()
+    torch.testing.assert_close(*found)
+
+
 @torch.no_grad()
 def test_equal_keys_are_seen_together():
     """Of an index, whoever chooses, and in steps: all that are equal to the last of its keys."""

@@ -142,8 +142,8 @@ def test_the_largest_logits_of_all_lists(impl, biased, number):
         assert found.isneginf().all()
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         given = q.to(dtype), k.to(dtype), v.to(dtype), lists, number, impl
-        values, _, least, rest = largest(*given, rests=True)
-        assert largest(*given, rests=False)[3] is None
+        values, _, least, rest = largest(*given, with_rest=True)
+        assert largest(*given, with_rest=False)[3] is None
         if dtype == torch.float64:
             chosen = logits >= least.double().unsqueeze(-1)
             hidden = torch.stack([seen_keys(layout) & ~chosen for layout in layouts], dim=-2)
@@ -182,7 +182,7 @@ def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
     looked[0, 0, 80] = lists_of + 1
     keys = torch.randint(lists_of + 1, (BATCH, 2, length))  # the last: in none
     lists = listed(looked, keys, lists_of, causal=causal, gap=gap, batch=Batch(mask, documents))
-    values, _, least, rest = largest(q, k, v, lists, number, impl, rests=True)
+    values, _, least, rest = largest(q, k, v, lists, number, impl, with_rest=True)
 
     rank = real.cumsum(1)
     distance = rank.unsqueeze(-1) - rank.unsqueeze(-2)

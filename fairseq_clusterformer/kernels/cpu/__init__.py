@@ -76,13 +76,19 @@ class Cpu(Kernel):
 
 
 def index(
-    q: Tensor, k: Tensor, v: Tensor | None, lists: Listed, number: int, slack: float, rests: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    lists: Listed,
+    number: int,
+    slack: float,
+    with_rest: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
     q, k, v = (x if x is None else at_least_float32(x) for x in (q, k, v))
     least, probes = q.new_empty(q.shape[:3]), lists.queries.size(-1)
-    rest = q.new_empty(*q.shape[:3], probes) if rests else None
+    rest = q.new_empty(*q.shape[:3], probes) if with_rest else None
     out, lse = (None, None) if v is None else (empty_like(q), torch.empty_like(least))
     bias = lists.key_bias if lists.key_bias is None else lists.key_bias.to(q.dtype)
     given = {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}

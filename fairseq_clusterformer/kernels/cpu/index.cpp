@@ -18,8 +18,8 @@ DECLARE(Index,
   Tensor queries, keys;       // lists of queries [B, H, N, R] and keys [B, G, M]; K or more: none
   Tensor places;              // first and one past the last that a query sees, [B or 1, 2 S, N]
   Tensor out, lse, least;     // values and their log-sum-exp; no smaller logit is seen
-  NUMBER* rest;               // or none: log-sum-exp of what a query does not see of each list that
-                              // it looks into, [B, H, N, R]
+  NUMBER* rest;               // log-sum-exp of the unseen keys of each list, [B, H, N, R]; null: nobody
+                              // asks
   int64_t batch, heads, key_heads, groups, length, tokens, sides, clusters, probes, number, threads;
   double slack;               // by which rounding may change a logit, to one of size 1
 )

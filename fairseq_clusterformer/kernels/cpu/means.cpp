@@ -12,7 +12,7 @@ DECLARE(Means,
   Tensor sums;            // of keys, of values, and how many they are, [B, J, M * K, 2 E + 1]
   Tensor chunk;           // that a token sees, [B, 1, N]; M: none
   const int64_t* looked;  // clusters that a query looks into, [B, H, N, probes]
-  const NUMBER* rest;     // the logit of each of these means, if it is not hidden
+  const NUMBER* rest;     // the logit of each of these means; null: they are hidden
   Tensor out, lse;        // values and their log-sum-exp
   int64_t batch, heads, key_heads, length, chunks, clusters, probes, threads;
 )

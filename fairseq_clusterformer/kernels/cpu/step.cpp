@@ -58,9 +58,9 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
-  std::vector<int64_t> listed;  // slots of keys to choose from, so many, and their logits
-  int64_t number_of_listed;
-  std::vector<T> of_listed, weights;
+  std::vector<int64_t> listed;  // slots of keys to choose from
+  int64_t number_of_listed;     // so many
+  std::vector<T> of_listed, weights;  // their logits, and the exponentials of these
   std::vector<char> reads;  // whether a list is read, [R + 1]
   std::vector<T> rest;      // log-sum-exp of what is not seen of each list, [R + 1]
 
@@ -90,15 +90,14 @@ struct Sight {
     number_of_listed = count;
   }
 
-  // Of the listed slots, whose keys are `first` and those behind it, the `number` of largest logits;
-  // and the rest of each list.
-  void best(const T* first, const int64_t* of_slots, int64_t number, bool biased) {
+  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
+  void best(const T* entries, const int64_t* of_slots, int64_t number, bool biased) {
     const int64_t count = number_of_listed, bytes = E * sizeof(T);
     T low = INF, high = LOWEST;
     of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
     for (int64_t i = 0; i < count; i++) {
-      if (i + AHEAD < count) ask_for(first + listed[i + AHEAD] * p.entry_width, bytes);
-      const T* entry = first + listed[i] * p.entry_width;
+      if (i + AHEAD < count) ask_for(entries + listed[i + AHEAD] * p.entry_width, bytes);
+      const T* entry = entries + listed[i] * p.entry_width;
       const T logit = of_listed[i] = product(query, entry) * scale + (biased ? entry[E] : 0);
       low = std::min(low, logit), high = std::max(high, logit);
     }
@@ -114,7 +113,7 @@ struct Sight {
         continue;
       }
       logits.push_back(of_listed[i]), factors.push_back(1);
-      values.push_back(first + (listed[i] + 1) * p.entry_width - E);
+      values.push_back(entries + (listed[i] + 1) * p.entry_width - E);
     }
     for (T& x : rest) x = std::log(x) + high;
   }

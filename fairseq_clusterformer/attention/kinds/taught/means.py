@@ -1,10 +1,11 @@
-"""Means: each cluster that a query does not look into, as one key.
+"""Means: each cluster, or what is not seen of it, as one key.
 
 Of the n keys of a cluster, a query sees their mean with the logit ``q . mean_k / sqrt(E) + log n``
 and the value ``mean_v``: what dense attention would give if the keys were alike. Keys that a full
 ring has dropped stay visible this way, except to queries of their own cluster. Of a cluster from
-which an index shows some keys, the mean stands for the others; its logit is the log-sum-exp of
-theirs, for the index knows them. (NSA and RetroInfer, both 2025, attend to blocks and clusters.)
+which an index shows some keys, the mean has the weight of the others: its logit is the log-sum-exp
+of theirs. Its value remains the mean of all; a causal one lags behind them. In training, the
+gradient is that of the mean's own logit. (NSA and RetroInfer, both 2025, see blocks and clusters.)
 
 Shape letters: K clusters, that of dropped keys among them, M chunks, S tokens of a chunk,
 C = 2 E + 1 numbers of a sum: of keys, of values, and how many there are.
@@ -30,7 +31,8 @@ HIDDEN = torch.finfo(torch.float32).min / 2  # a logit: of -inf alone, a gradien
 
 @dataclass
 class _Means(Other):
-    #: clusters of which a query sees keys, int64 [B, H, N] each; no mean, but of an index
+    #: clusters of which a query sees keys, int64 [B, H, N] each; their means are hidden, unless
+    #: there is an index
     looked_into: tuple[Tensor, ...]
     keys: Tensor  # the cluster of each key, int64 [B, G, N]
     clusters: int  # K
@@ -42,13 +44,13 @@ class _Means(Other):
         return torch.stack(self.looked_into, dim=-1).expand(*q.shape[:3], -1)
 
     def softmax(self, logits: Tensor, looked: Tensor, rest: Tensor | None) -> Result:
-        """Weights of means and their log-sum-exp, of logits that are used up, HIDDEN without a
-        mean. The gradient of those that are ``rest`` is as if they were not."""
+        """Weights of means and their log-sum-exp. Logits are HIDDEN where a cluster has no mean,
+        and may be overwritten. One that ``rest`` replaces gets the gradient."""
         if rest is None:
             logits = logits.scatter_(-1, looked, HIDDEN)
         else:
             mean = logits.gather(-1, looked)
-            rest = rest.clamp(min=HIDDEN).masked_fill(mean <= HIDDEN / 2, HIDDEN)
+            rest = rest.detach().clamp(min=HIDDEN).masked_fill(mean <= HIDDEN / 2, HIDDEN)
             logits = logits.scatter(-1, looked, rest + (mean - mean.detach()))
         weights = logits.softmax(-1)
         largest, at_largest = logits.max(-1, keepdim=True)
