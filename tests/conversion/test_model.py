@@ -94,7 +94,7 @@ class TestKinds:
         if not plan.rings:
             sees = "index=8,routing_convolution=0,clusters=32,probes=8"
             many = SimpleNamespace(model=model), replace(plan, clusters=99), 3
-            assert "clusters=99,probes=16," in _spec("decoder", of_layer, *many)
+            assert "clusters=99,probes=24," in _spec("decoder", of_layer, *many)
         assert spec == f"taught({sees},gap=8,scouts=16,sinks=3{expected})"
 
     def test_means_of_long_texts_are_renewed_less_often(self) -> None:
