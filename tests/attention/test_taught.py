@@ -415,11 +415,11 @@ def test_scouts_see_every_key_without_gradients_too(gap):
 
 def test_a_token_has_the_same_gradient_alone():
     """Of an index with means, whether it came in a text or one step later."""
-    module = layer("taught(index=2,clusters=3,probes=2,summaries=3,gap=3,routing_convolution=0)")
-    x, found = torch.randn(B, N, D).double(), []
+    spec = "taught(index=2,clusters=3,probes=2,summaries=3,gap=3,routing_convolution=0)"
+    module, x, found = layer(spec).eval(), torch.randn(B, N, D).double(), []
     for size in (1, 2):
         past = module.step(x[:, :-size])[1]
-        out, *_ = module.eval().following(x[:, -size:], past)
+        out, *_ = module.following(x[:, -size:], past)
         found.append(torch.autograd.grad(out[:, -1].square().sum(), module.q_proj.weight)[0])
     assert found[0].any()
     torch.testing.assert_close(*found)
