@@ -17,13 +17,17 @@ class Names(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def in_parts(function, *given):
+def operation(function, *given):
     names = Names()
     names.seen = set()
     with names:
         function(*given)
-    assert {"aten::bmm", "aten::mm", "aten::addmm"} & names.seen
-    return "aten::bmm" in names.seen
+    (name,) = {"aten::bmm", "aten::mm", "aten::addmm", "aten::convolution"} & names.seen
+    return name
+
+
+def in_parts(function, *given):
+    return operation(function, *given) == "aten::bmm"
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,27 @@ def test_products_are_torchs_linear_however_they_are_computed(rows, biased):
                 torch.testing.assert_close(linear(one, apart, bias), other)
             torch.testing.assert_close(linear(x, weight, bias), expected)
             assert linear(x[:0], weight, bias).shape == (0, 1, rows)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("size", [1, 5, 24])
+def test_many_rows_are_pixels_of_a_convolution(size, biased, threads):
+    torch.manual_seed(1)
+    weight, bias = torch.randn(size, 24), torch.randn(size) if biased else None
+    x, before = torch.randn(products.MANY, 24), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for many in (x, x[:, None], x.view(4, -1, 24), x.view(4, -1, 24).transpose(0, 1)):
+            for weights in (weight, weight.T.contiguous().T):
+                assert operation(linear, many, weights, bias) == "aten::convolution"
+                expected = torch.nn.functional.linear(many, weights, bias)
+                found = linear(many, weights, bias)
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert operation(linear, x[1:], weight, bias) != "aten::convolution"
     finally:
         torch.set_num_threads(before)
 
