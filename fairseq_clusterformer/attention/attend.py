@@ -61,7 +61,8 @@ def attend(
             calls[0] = whole, [*some, *calls[0][1]], sight.own
         else:
             results.append(tuple(found))
-            if rule.causal and len(calls) == 1 and not sight.ranges and text.sinks.is_plain:
+            alone = len(calls) == 1 and len(sight.near) == (rule.gap > 1)  # without scouts
+            if rule.causal and alone and text.sinks.is_plain:
                 calls = [(*_by_position(whole, past, rule, sight.own is None), sight.own)]
     joined = len(results) + len(calls) + len(seen.others) > 1
     for qkv, some, own in calls:

@@ -111,7 +111,7 @@ class Text:
 class Sight:
     """What each query of a text sees, under one softmax; what two layouts show counts twice."""
 
-    ranges: tuple[Layout, ...] = ()  # keys by cluster; in training, also all keys of some queries
+    ranges: tuple[Layout, ...] = ()  # keys by cluster
     near: tuple[Layout, ...] = ()  # keys by position
     sinks: tuple[Layout, ...] = ()  # the first tokens of its document
     constant: tuple[Layout, ...] = ()  # keys whose states get no gradient
@@ -120,8 +120,8 @@ class Sight:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        of_lists = () if self.lists is None else self.lists.layouts
-        return of_lists + self.ranges + self.near + self.sinks + self.constant
+        by_cluster = self.ranges if self.lists is None else self.lists.layouts
+        return by_cluster + self.near + self.sinks + self.constant
 
 
 Result = tuple[Tensor, Tensor]  # values [B, H, N, E], and their log-sum-exp [B, H, N]

@@ -211,7 +211,8 @@ class Taught(Kind):
         if (lists := sight.lists) is not None:
             blind, nowhere = scouts.queries.unsqueeze(-1), self.rule.clusters + 1
             lists = lists._replace(queries=lists.queries.masked_fill(blind, nowhere))
-        return replace(sight, ranges=(*blinded(sight.ranges, queries), *everything), lists=lists)
+        ranges = tuple(blinded(sight.ranges, queries))
+        return replace(sight, ranges=ranges, near=(*sight.near, *everything), lists=lists)
 
     def attended(self, out: Tensor, heads: QKV, seen: Seen) -> tuple[Tensor, Report]:
         report, scouts = seen.assignment.report, seen.assignment.scouts
