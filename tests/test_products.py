@@ -61,25 +61,84 @@ def test_products_are_torchs_linear_however_they_are_computed(rows, biased):
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def _threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+CONVOLUTION = "aten::convolution"
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("size", [1, 5, 24])
-def test_many_rows_are_pixels_of_a_convolution(size, biased, threads):
+def test_many_rows_are_pixels_of_a_convolution(size, biased, monkeypatch):
+    monkeypatch.setattr(products, "WIDE", 24)
     torch.manual_seed(1)
-    weight, bias = torch.randn(size, 24), torch.randn(size) if biased else None
-    x, before = torch.randn(products.MANY, 24), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for many in (x, x[:, None], x.view(4, -1, 24), x.view(4, -1, 24).transpose(0, 1)):
-            for weights in (weight, weight.T.contiguous().T):
-                assert operation(linear, many, weights, bias) == "aten::convolution"
-                expected = torch.nn.functional.linear(many, weights, bias)
-                found = linear(many, weights, bias)
-                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        assert operation(linear, x[1:], weight, bias) != "aten::convolution"
-    finally:
-        torch.set_num_threads(before)
+    module = torch.nn.Linear(24, size, bias=biased).eval()
+    apart = torch.nn.Linear(24, size, bias=biased).eval()
+    apart.weight.data = module.weight.data.T.contiguous().T
+    x = torch.randn(products.MANY, 24)
+    turned = x.T.contiguous().T, x.view(4, -1, 24).transpose(0, 1), x[:1].expand(len(x), -1)
+    for many in (x, x[:, None], x.view(4, -1, 24), *turned):
+        for linear_map in (module, apart):
+            assert operation(mapped, linear_map, many) == CONVOLUTION
+            expected, found = linear_map(many), mapped(linear_map, many)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            assert found.stride() == expected.stride()
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("_threads")
+def test_many_rows_are_torchs_own_in_training_and_if_something_else_is_asked_for(
+    monkeypatch,
+):
+    x, make = torch.randn(products.MANY, 256), lambda *size: torch.nn.Linear(*size).eval()
+    module = make(256, 256)
+    assert operation(mapped, module, x) == CONVOLUTION
+    assert operation(linear, x, module.weight) != CONVOLUTION  # routers have these
+    for given in (
+        (module, x[1:]),
+        (make(256, 255), x),  # a small weight
+        (make(256, 256).train(), x),
+        (make(256, 256).double(), x.double()),
+    ):
+        assert operation(mapped, *given) != CONVOLUTION
+    with torch.enable_grad():
+        assert operation(mapped, module, x) != CONVOLUTION
+    with torch.autocast("cpu", torch.bfloat16):
+        assert operation(mapped, module, x) != CONVOLUTION
+    for setting in (torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul):
+        before, setting.fp32_precision = setting.fp32_precision, "bf16"
+        try:
+            assert operation(mapped, module, x) != CONVOLUTION
+        finally:
+            setting.fp32_precision = before
+    torch.set_num_threads(1)
+    assert operation(mapped, module, x) != CONVOLUTION
+    torch.set_num_threads(2)
+    monkeypatch.setattr(products, "_is_amd", lambda: False)
+    assert operation(mapped, module, x) != CONVOLUTION
+
+
+class Mapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        return mapped(self.map, x)
+
+
+@torch.no_grad()
+def test_any_number_of_rows_is_exported():
+    size = {"x": {0: torch.export.Dim("rows", min=2, max=1 << 16)}}
+    exported = torch.export.export(Mapped().eval(), (torch.randn(2000, 16),), dynamic_shapes=size)
+    assert exported.module()(torch.randn(500, 16)).shape == (500, 16)
 
 
 class Quantised(torch.Tensor):
