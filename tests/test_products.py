@@ -94,9 +94,7 @@ def test_many_rows_are_pixels_of_a_convolution(size, biased, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("_threads")
-def test_many_rows_are_torchs_own_in_training_and_if_something_else_is_asked_for(
-    monkeypatch,
-):
+def test_many_rows_are_torchs_own_if_something_else_is_asked_for(monkeypatch):
     x, make = torch.randn(products.MANY, 256), lambda *size: torch.nn.Linear(*size).eval()
     module = make(256, 256)
     assert operation(mapped, module, x) == CONVOLUTION
