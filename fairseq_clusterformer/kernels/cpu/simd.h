@@ -15,6 +15,10 @@
 #include <type_traits>
 #include <vector>
 
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__BMI2__))
+#include <immintrin.h>
+#endif
+
 // [batch, heads, tokens or slots, E or nothing]; strides count elements, the last is 1. An absent
 // one has no data.
 struct Tensor {
@@ -95,6 +99,9 @@ inline V loaded(const T* p) {
 }
 inline V max(V a, V b) { return a > b ? a : b; }
 inline T sum(V x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps((__m512)x);
+#endif
   T total = 0;
   for (int n = 0; n < L; n++) total += x[n];
   return total;
