@@ -233,6 +233,7 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
     given |= {"lists": lists.clusters, "place": place, "index": rule.index, "gap": rule.gap}
     given["number_of_sinks"] = rule.sinks
+    given |= zip(("bytes", "scales", "rounded"), lists.rounded(q.size(-1)), strict=True)
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp
     listed = lists.look(read, place - rule.gap)

@@ -250,14 +250,15 @@ class Lists(Kept):
     is written into its place; room grows by a quarter, and its last slot takes padding."""
 
     entries: Tensor  # [B, J, room, C]
-    clusters: Tensor  # of each key, int64 [B, G, room]; K: it is in no list
+    clusters: Tensor  # of each key, int32 [B, G, room]; K: it is in no list
     none: int  # K
     steps: int  # tokens that were given
+    bytes: tuple[Tensor, ...] = ()  # as ``rounded``
 
     @classmethod
     def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
         """Of so many clusters, for keys like these."""
-        slots = rings.new_empty(*rings.shape[:2], 0)
+        slots = rings.new_empty(*rings.shape[:2], 0, dtype=torch.int32)
         return cls(entries[:, :, :0], slots, clusters, 0)
 
     def open(self, number: int) -> None:
@@ -271,18 +272,29 @@ class Lists(Kept):
     def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
         """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""
         self.open(rings.size(-1))
-        self.steps += rings.size(-1)
+        self.steps, self.bytes = self.steps + rings.size(-1), ()
         place, mask = tokens.positions.expand(len(rings), -1), tokens.padding_mask
         in_none = place < sinks
         if mask is not None:
             place, in_none = place.masked_fill(mask, self.entries.size(2) - 1), in_none | mask
             entries = entries.masked_fill(mask[:, None, :, None], 0.0)
         rings = rings.masked_fill(in_none.unsqueeze(1), self.none)
-        self.clusters.scatter_(-1, place.unsqueeze(1).expand_as(rings), rings)
+        self.clusters.scatter_(-1, place.unsqueeze(1).expand_as(rings), rings.int())
         if torch.is_grad_enabled():  # what was attended to is read again
             self.entries = self.entries.clone()
         row = torch.arange(len(place), device=place.device).unsqueeze(-1)
         self.entries[row, :, place] = entries.transpose(1, 2)  # much faster than to scatter
+
+    def rounded(self, width: int) -> tuple[Tensor, ...]:
+        """For steps on a CPU, which round keys of that width as they need them: room for bytes, int8
+        [B, J, room, E], for what they are multiplied by [B, J, room], and how many are of each row,
+        int64 [B]."""
+        batch, heads, room, _ = self.entries.shape
+        if not self.bytes or self.bytes[0].size(2) < room:
+            scales = self.entries.new_empty(batch, heads, room)
+            numbers = scales.new_empty(*scales.shape, width, dtype=torch.int8)
+            self.bytes = numbers, scales, scales.new_zeros(batch, dtype=torch.long)
+        return self.bytes
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:
         """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""
@@ -324,7 +336,7 @@ class Stores(Kept):
             slot = torch.arange(steps, device=before.device)
             missing = slot >= before
             hidden = missing | (slot < before - behind_sinks)
-            rings = self.lists.clusters[..., :steps].masked_fill(hidden.unsqueeze(1), none)
+            rings = self.lists.clusters[..., :steps].long().masked_fill(hidden.unsqueeze(1), none)
             return Keys(self.lists.entries[:, :, :steps], rings.unsqueeze(2), hidden), missing
         if self.rings is None:
             return None

@@ -16,7 +16,10 @@ DECLARE(Step,
   NUMBER* out;               // [B, H, E]
   NUMBER* kept;              // [B, G, L * R, J / G, W, C]
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
-  int64_t* lists;            // of an index: the list of each key, [B, G, W]; R: none
+  int32_t* lists;            // of an index: the list of each key, [B, G, W]; R: none
+  int8_t* bytes;             // and these keys in 8 bits, [B, J, W, E]
+  NUMBER* scales;            // what bytes are multiplied by, [B, J, W]
+  int64_t* rounded;          // how many keys of a row these are of, [B]
   const int64_t* place;      // of the token in its document, [B]
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
@@ -35,6 +38,7 @@ DECLARE(Step,
 namespace {
 
 constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
+constexpr T SURE = 4;              // as in index.cpp
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
 
 // Registers of rows that begin anywhere.
@@ -51,6 +55,15 @@ T product(const T* a, const T* b) {
   return total;
 }
 
+// A row in 8 bits; returns what these are multiplied by.
+T to_bytes(const T* row, int8_t* bytes) {
+  T largest = 0;
+  for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(row[e]));
+  const T per = largest > 0 ? 127 / largest : 0;
+  for (int e = 0; e < E; e++) bytes[e] = int8_t(std::nearbyint(row[e] * per));
+  return largest / 127;
+}
+
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
 struct Sight {
   const Step& p;
@@ -58,14 +71,15 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
-  std::vector<int64_t> listed;  // slots of keys to choose from
+  std::vector<int64_t> listed, chosen;  // slots of keys to choose from; those that are looked at twice
   int64_t number_of_listed;     // so many
   std::vector<T> of_listed, weights;  // their logits, and the exponentials of these
   std::vector<char> reads;  // whether a list is read, [R + 1]
   std::vector<T> rest;      // log-sum-exp of what is not seen of each list, [R + 1]
 
   explicit Sight(const Step& p)
-      : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0) {}
+      : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0),
+        chosen(listed.size()) {}
 
   void begin(const T* of) { query = of, values.clear(), logits.clear(), factors.clear(); }
 
@@ -80,7 +94,7 @@ struct Sight {
 
   // The keys of lists that stand in slots before an end. All slots are looked at, in their order:
   // to follow each list would take longer, for each of its keys would be a wait for memory.
-  void list(const int64_t* of_slots, int64_t end, const int64_t* read) {
+  void list(const int32_t* of_slots, int64_t end, const int64_t* read) {
     reads.assign(p.rings + 1, 0);
     for (int64_t probe = 0; probe < p.probes; probe++) reads[std::min(read[probe], p.rings)] = 1;
     reads[p.rings] = 0;
@@ -90,17 +104,45 @@ struct Sight {
     number_of_listed = count;
   }
 
-  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
-  void best(const T* entries, const int64_t* of_slots, int64_t number, bool biased) {
-    const int64_t count = number_of_listed, bytes = E * sizeof(T);
-    T low = INF, high = LOWEST;
+  // Sets the logits of listed entries. Of many, only those that could be among the `number` largest,
+  // by logits of bytes, are of keys as they are.
+  void weigh(const T* entries, const int8_t* bytes, const T* scales, int64_t number, bool biased) {
+    const int64_t count = number_of_listed;
+    T from = -INF;
     of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
-    for (int64_t i = 0; i < count; i++) {
-      if (i + AHEAD < count) ask_for(entries + listed[i + AHEAD] * p.entry_width, bytes);
-      const T* entry = entries + listed[i] * p.entry_width;
-      const T logit = of_listed[i] = product(query, entry) * scale + (biased ? entry[E] : 0);
-      low = std::min(low, logit), high = std::max(high, logit);
+    if (count > 4 * number) {
+      int8_t rounded[E];
+      const T step = to_bytes(query, rounded);
+      T squares = E * T(74 * 74), largest = 0, low = INF, high = LOWEST;
+      for (int e = 0; e < E; e++) squares += T(rounded[e] * rounded[e]);
+      for (int64_t i = 0; i < count; i++) {
+        if (i + AHEAD < count) ask_for(bytes + listed[i + AHEAD] * E, E);
+        const int8_t* key = bytes + listed[i] * E;
+        const T bias = biased ? entries[listed[i] * p.entry_width + E] : 0;
+        int32_t sum = 0;
+        for (int e = 0; e < E; e++) sum += int32_t(key[e]) * rounded[e];
+        const T logit = of_listed[i] = sum * step * scale * scales[listed[i]] + bias;
+        largest = std::max(largest, scales[listed[i]]);
+        low = std::min(low, logit), high = std::max(high, logit);
+      }
+      from = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);
+      from -= 2 * SURE * step * scale * largest * std::sqrt(squares / 12);
     }
+    int64_t few = 0, *to = chosen.data();
+    for (int64_t i = 0; i < count; i++) to[few] = i, few += !(of_listed[i] < from);
+    for (int64_t i = 0; i < few; i++) {
+      if (i + AHEAD < few) ask_for(entries + listed[to[i + AHEAD]] * p.entry_width, E * sizeof(T));
+      const T* entry = entries + listed[to[i]] * p.entry_width;
+      of_listed[to[i]] = product(query, entry) * scale + (biased ? entry[E] : 0);
+    }
+  }
+
+  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
+  void best(const T* entries, const int32_t* of_slots, int64_t number) {
+    const int64_t count = number_of_listed;
+    T low = INF, high = LOWEST;
+    for (int64_t i = 0; i < count; i++)
+      low = std::min(low, of_listed[i]), high = std::max(high, of_listed[i]);
     // The least of them by bisection: a processor foresees no branch of an order.
     low = std::max(low, LOWEST);  // -INF is not seen
     if (count > number) low = bisected(of_listed.data(), count, number, low, high);
@@ -150,7 +192,9 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
     sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
                p.read + reader * p.probes);
-    sight.best(first, p.lists + of_row * p.window, p.index, biased);
+    sight.weigh(first, p.bytes + of_key_head * p.window * E, p.scales + of_key_head * p.window,
+                p.index, biased);
+    sight.best(first, p.lists + of_row * p.window, p.index);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
@@ -183,6 +227,16 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     sight.add(sums, sums + E, 1 / count, std::log(count));
     if (looked) sight.logits.back() = sight.rest[k];
   }
+}
+
+// Keys of a row before its place, in 8 bits where they are not yet.
+void round(const Step& p, int64_t row) {
+  for (int64_t head = row * p.key_heads; head < (row + 1) * p.key_heads; head++)
+    for (int64_t slot = p.rounded[row]; slot < p.place[row]; slot++) {
+      const int64_t at = head * p.window + slot;
+      p.scales[at] = to_bytes(p.kept + at * p.entry_width, p.bytes + at * E);
+    }
+  p.rounded[row] = p.place[row];
 }
 
 // Into the ring of each layout, the entries [J / G, C] of a group, `stride` numbers apart.
@@ -255,12 +309,14 @@ void sum(const Step& p, int64_t row) {
 
 extern "C" void run_step(const Step& p) {
   const int64_t rows_and_heads = p.batch * p.heads;
-  if (!p.own)  // a query sees its own key in its ring
-    for (int64_t row = 0; row < p.batch; row++) keep(p, row);
+  for (int64_t row = 0; row < p.batch; row++) {
+    if (!p.own) keep(p, row);  // a query sees its own key in its ring
+    if (p.index) round(p, row);
+  }
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1 && rows_and_heads * p.window > MANY)
   {
     Sight sight(p);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < rows_and_heads; i++) {
       look(p, sight, i / p.heads, i % p.heads);
       sight.attend(p.out + i * E);
