@@ -233,7 +233,6 @@ def _one_of_lists(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[T
     given = {"entry": entries, "kept": kept, "read": read.unsqueeze(2), "written": written}
     given |= {"lists": lists.clusters, "place": place, "index": rule.index, "gap": rule.gap}
     given["number_of_sinks"] = rule.sinks
-    given |= zip(("bytes", "scales", "rounded"), lists.rounded(q.size(-1)), strict=True)
     if (in_cpp := _in_cpp(heads, seen, tokens, rule, stores, given)) is not None:
         return in_cpp
     listed = lists.look(read, place - rule.gap)
@@ -289,6 +288,8 @@ def _in_cpp(
         given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
     if stores.rings is not None:
         given["seen"] = stores.rings.given
+    else:
+        given |= zip(("bytes", "scales", "rounded"), stores.lists.rounded(q.size(-1)), strict=True)
     (stores.rings or stores.lists).steps += 1  # it stores the token
     given |= {"rings": rule.clusters, "own": rule.gap > 0, "own_bias": rule.own_bias}
     stores.others = tuple(others)

@@ -253,7 +253,7 @@ class Lists(Kept):
     clusters: Tensor  # of each key, int32 [B, G, room]; K: it is in no list
     none: int  # K
     steps: int  # tokens that were given
-    bytes: tuple[Tensor, ...] = ()  # as ``rounded``
+    bytes: tuple[Tensor, ...] = ()  # as ``rounded``; none after anything else was kept
 
     @classmethod
     def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
@@ -286,14 +286,13 @@ class Lists(Kept):
         self.entries[row, :, place] = entries.transpose(1, 2)  # much faster than to scatter
 
     def rounded(self, width: int) -> tuple[Tensor, ...]:
-        """For steps on a CPU, which round keys of that width as they need them: room for bytes, int8
-        [B, J, room, E], for what they are multiplied by [B, J, room], and how many are of each row,
-        int64 [B]."""
-        batch, heads, room, _ = self.entries.shape
-        if not self.bytes or self.bytes[0].size(2) < room:
-            scales = self.entries.new_empty(batch, heads, room)
-            numbers = scales.new_empty(*scales.shape, width, dtype=torch.int8)
-            self.bytes = numbers, scales, scales.new_zeros(batch, dtype=torch.long)
+        """Room for keys in 8 bits, which steps on a CPU fill: int8 [B, J, room, E]; for what they
+        are multiplied by [B, J, room]; and how many are there of each row, int64 [B]."""
+        shape = self.entries.shape[:3]
+        if not self.bytes or self.bytes[1].shape != shape:
+            numbers = self.entries.new_empty(*shape, width, dtype=torch.int8)
+            rounded = self.entries.new_zeros(shape[0], dtype=torch.long)
+            self.bytes = numbers, self.entries.new_empty(shape), rounded
         return self.bytes
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:

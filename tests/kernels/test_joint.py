@@ -202,3 +202,50 @@ def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
     if values is not None:
         weights = logits.masked_fill(~shown.any(-2), -torch.inf).softmax(-1).nan_to_num(0.0)
         torch.testing.assert_close(values[asks], (weights @ v)[asks], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("odd", ["a large number", "one key", "equal keys", "nothing"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_largest_of_many_in_float32(odd, biased):
+    """Logits may be of 8 bits first: the largest and their values are exact all the same, what is
+    not seen is nearly so."""
+    torch.manual_seed(4)
+    length, number, lists_of = 1500, 20, 6
+    q, k, v = torch.randn(3, 2, 3, length, 24, dtype=torch.float64)
+    if odd == "a large number":
+        k[..., 5] += 40.0  # of all keys
+    elif odd == "one key":
+        k[:, :, 300] *= 50.0  # others have few of 8 bits
+    elif odd == "equal keys":
+        k[:, :, ::2] = k[:, :, :1]
+    bias = torch.randn(2, 3, length, dtype=torch.float64) if biased else None
+    keys = torch.randint(lists_of + 1, (2, 3, length))
+    looked = torch.rand(2, 3, length, lists_of).argsort(-1)[..., :4]
+    lists = listed(looked, keys, lists_of, causal=True, gap=3, batch=Batch())
+    lists = lists._replace(key_bias=bias)
+    given = q.float(), k.float(), v.float(), lists, number, "cpu"
+    values, lse, least, rest = (x.double() for x in largest(*given, with_rest=True))
+
+    q, k, v = (x.double() for x in given[:3])
+    logits = q @ k.mT / q.size(-1) ** 0.5 + (bias.unsqueeze(-2) if biased else 0)
+    place = torch.arange(length)
+    held = (looked.unsqueeze(-1) == keys[:, :, None, None]) & (place <= place.view(-1, 1, 1) - 3)
+    held_logits = logits.masked_fill(~held.any(-2), -torch.inf)
+    wanted = held_logits.topk(number + 1).values
+    many = held.any(-2).sum(-1) > 4 * number
+    assert many.any()
+    last = wanted[..., number - 1]
+    close = 1e-5 * (1 + last.abs())
+    assert ((least - last).abs() < 3 * close)[many].all()
+    apart = many & (last - wanted[..., number] > 4 * close)
+    assert apart.any() or odd == "equal keys"
+    shown = held_logits >= (last - 2 * close).unsqueeze(-1)
+    weights = held_logits.masked_fill(~shown, -torch.inf)
+    torch.testing.assert_close(values[apart], (weights.softmax(-1) @ v)[apart], rtol=0, atol=1e-4)
+    torch.testing.assert_close(lse[apart], weights.logsumexp(-1)[apart], rtol=1e-5, atol=1e-4)
+    others = logits.unsqueeze(-2).masked_fill(~held | shown.unsqueeze(-2), -torch.inf)
+    others = others.logsumexp(-1)
+    apart = apart.unsqueeze(-1) & (others > wanted[..., :1] - 80)  # else it is 0 beside the peak
+    difference = (rest - others)[apart].abs()
+    assert difference.max() < 0.3
+    assert difference.mean() < 0.05

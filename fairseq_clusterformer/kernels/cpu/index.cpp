@@ -9,6 +9,8 @@
 // Shape letters as in simd.h; B batch, H heads, J those of keys, G those of lists, N queries, M tokens,
 // K lists, R lists that a query looks into.
 
+#include <numeric>
+
 #include "simd.h"
 
 DECLARE(Index,
@@ -26,29 +28,29 @@ namespace {
 
 constexpr int64_t BLOCK = 64;  // queries
 
-// Whether logits are first of 8 bits; of so many standard deviations that rounding to 8 bits adds
-// to a logit, what is that near to the largest is computed again.
+// Whether logits are first of 8 bits.
 #if defined(__AVX512VNNI__)
 constexpr bool COARSE = sizeof(T) == 4;
 #else
 constexpr bool COARSE = false;
 #endif
-constexpr T SURE = 4;
 constexpr int AHEAD = 8;  // keys that are asked for before they are read
 
-// A query in 8 bits: its logits are those of bytes, times `step`, and `offset`.
+// A query in 8 bits, what these are multiplied by, and by how much that changes logits, or less.
 struct Bytes {
-  alignas(64) int8_t query[P];
-  T step, offset, margin;  // by which rounding changes logits, or less
+  alignas(64) int8_t query[P] = {};
+  T scale, margin;
+  Int begin;  // of sums: bytes of keys are 128 more, to be without a sign
 };
 
 #if defined(__AVX512VNNI__)
 typedef int32_t Four __attribute__((may_alias));
 
-// Logits of R queries and the keys of a strip, bytes [P / 4][Q][4].
+// Logits of R queries and the keys of a strip, bytes [P / 4][Q][4] that are multiplied by scales [Q].
 template <int R>
-void dot(const Bytes* const* queries, const uint8_t* keys, V (&logits)[R][2]) {
-  I found[R][2] = {};
+void dot(const Bytes* const* queries, const uint8_t* keys, const T* scales, V (&logits)[R][2]) {
+  I found[R][2];
+  each<R>([&](int r, int c) { found[r][c] = I{} + queries[r]->begin; });
   for (int e = 0; e < E; e += 4, keys += 4 * Q) {
     const __m512i left = _mm512_load_si512(keys), right = _mm512_load_si512(keys + 2 * Q);
 #pragma GCC unroll 8
@@ -59,7 +61,7 @@ void dot(const Bytes* const* queries, const uint8_t* keys, V (&logits)[R][2]) {
     }
   }
   each<R>([&](int r, int c) {
-    logits[r][c] = __builtin_convertvector(found[r][c], V) * queries[r]->step + queries[r]->offset;
+    logits[r][c] = __builtin_convertvector(found[r][c], V) * queries[r]->scale * vec(scales + c * L);
   });
 }
 #endif
@@ -73,21 +75,16 @@ struct Pair {
   T* at(int64_t slot) const { return logits + slot - begin(); }
 };
 
-// The least of so many largest logits, of which `high` is one; -INF where there are no more. Behind
-// them is INF, up to a whole register.
-T least_of(const T* logits, int64_t count, int64_t number, T high) {
+// The least of so many largest logits; -INF where there are no more. Behind them stands -INF, too.
+T least_of(const T* logits, int64_t count, int64_t number) {
   if (count <= number) return -INF;
-  const auto least_from = [&](T from) {
-    V least = V{} + INF;
-    for (int64_t i = 0; i < count; i += L) {
-      const V x = vec(logits + i), y = x < least ? x : least;
-      least = x < from ? least : y;
-    }
-    T found = least[0];
-    for (int n = 1; n < L; n++) found = std::min(found, least[n]);
-    return found;
-  };
-  return least_from(bisected(logits, count, number, least_from(-INF), high));
+  const T from = bisected(logits, count, number);
+  V most = V{} - INF;  // of what is negated
+  for (int64_t i = 0; i < count; i += L)
+    most = max(vec(logits + i) >= V{} + from ? -vec(logits + i) : V{} - INF, most);
+  T least = INF;
+  for (int n = 0; n < L; n++) least = std::min(least, -most[n]);
+  return least;
 }
 
 // Writes `slot` and those behind it whose lanes are set, side by side; returns how many.
@@ -120,17 +117,12 @@ T guess_of(const T* logits, int64_t count, int64_t number, T* sample) {
   constexpr int64_t OF = L / 2;
   I lanes;
   for (int n = 0; n < L; n++) lanes[n] = n / 2;
-  V lows = V{} + INF, highs = V{} + LOWEST;
   int64_t copied = 0;
   for (int64_t i = 0; i < count; i += OF * L, copied += L) {
-    V x = V{} - INF;
+    V& x = vec(sample + copied) = V{} - INF;
     for (Int n = 0; n < OF && i + n * L < count; n++) x = lanes == n ? vec(logits + i + n * L) : x;
-    const V y = x > V{} - INF ? x : V{} + INF;
-    vec(sample + copied) = x, lows = y < lows ? y : lows, highs = max(x, highs);
   }
-  T low = lows[0], high = highs[0];
-  for (int n = 1; n < L; n++) low = std::min(low, lows[n]), high = std::max(high, highs[n]);
-  return bisected(sample, copied, std::max<int64_t>(number / OF, 1), low, high);
+  return bisected(sample, copied, std::max<int64_t>(number / OF, 1));
 }
 
 // 2^x; of coarse x within 3 %, by straight lines between the powers.
@@ -146,10 +138,10 @@ struct Worker {
   const int64_t of_keys = p.heads / p.key_heads, of_lists = p.heads / p.groups;  // heads of each
   int64_t row = -1, head = -1;
   Buffer keys, values, biases;  // [strips][P][Q], or [M][P] if there are bytes; [M][P], [M]
+  Buffer bytes, scales;         // of keys, [strips][P / 4][Q][4], [M]
   Buffer rows{Q * P};
-  std::unique_ptr<V[]> bytes;  // of keys, [strips][P / 4][Q][4]
+  T largest;                    // of scales
   std::vector<Bytes> queries;  // of a block
-  alignas(64) T low[P], step[P];  // of keys: the least number of each dimension, and that of a byte
   std::vector<Pair> pairs, sorted;
   std::vector<int64_t> order, places;
   std::vector<std::vector<int64_t>> slots;  // one past those of each list before a place, [2 S][K]
@@ -164,10 +156,9 @@ struct Worker {
 
   explicit Worker(const Index& p)
       : p(p), keys(rounded_up(p.tokens, Q) * P), values(p.v.data ? p.tokens * P : 0),
-        biases(rounded_up(p.tokens, Q)), order(p.tokens), places(p.tokens + 2),
-        begins(p.clusters + 2) {
-    if (COARSE) bytes.reset(new V[rounded_up(p.tokens, Q) * P / BYTES]()), queries.resize(BLOCK);
-  }
+        biases(rounded_up(p.tokens, Q)), bytes(COARSE ? rounded_up(p.tokens, Q) * P / sizeof(T) : 0),
+        scales(rounded_up(p.tokens, Q)), queries(BLOCK), order(p.tokens), places(p.tokens + 2),
+        begins(p.clusters + 2) {}
 
   bool is_list(int64_t n) const { return uint64_t(n) < uint64_t(p.clusters); }
   int64_t list_of(int64_t token) const {
@@ -193,48 +184,33 @@ struct Worker {
     for (int64_t token = 0; token < p.tokens; token++) begins[list_of(token) + 1]++;
     for (int64_t n = 0; n < p.clusters; n++) begins[n + 1] += begins[n];
     std::vector<int64_t> ends = begins;
+    largest = 0;
     for (int64_t token = 0; token < p.tokens; token++) order[ends[list_of(token)]++] = token;
     for (int64_t slot = 0, end = begins[p.clusters]; slot < end; slot++) {
       const int64_t token = order[slot], of_head = head / of_keys;
-      std::copy_n(p.k.at<T>(row, of_head, token), E, COARSE ? keys + slot * P : rows + slot % Q * P);
+      const T* key = p.k.at<T>(row, of_head, token);
       if (p.v.data) std::copy_n(p.v.at<T>(row, of_head, token), E, values + slot * P);
-      if (!COARSE && (slot % Q == Q - 1 || slot == end - 1))
+      std::copy_n(key, E, COARSE ? keys + slot * P : rows + slot % Q * P);
+      if (COARSE) {
+        int8_t of_key[P] = {};
+        largest = std::max(largest, scales[slot] = to_bytes(key, of_key));
+        for (int e = 0; e < P; e++) of_key[e] ^= -128;
+        for (int e = 0; e < P; e += 4) std::memcpy(strip(slot) + e * Q + slot % Q * 4, of_key + e, 4);
+      } else if (slot % Q == Q - 1 || slot == end - 1) {
         transpose(rows, keys + slot / Q * Q * P);
-    }
-    if (COARSE) round(begins[p.clusters]);
-  }
-
-  // Keys to bytes, each dimension from its least number to its largest.
-  void round(int64_t end) {
-    alignas(64) T high[P], per[P];
-    std::fill_n(low, P, INF), std::fill_n(high, P, -INF);
-    for (int64_t slot = 0; slot < end; slot++)
-      for (int e = 0; e < P; e++)
-        low[e] = std::min(low[e], keys[slot * P + e]), high[e] = std::max(high[e], keys[slot * P + e]);
-    for (int e = 0; e < P; e++)
-      step[e] = (high[e] - low[e]) / 255, per[e] = step[e] > 0 ? 1 / step[e] : 0;
-    for (int64_t slot = 0; slot < end; slot++) {
-      alignas(64) uint8_t of_key[P];
-      for (int e = 0; e < P; e++) of_key[e] = Int((keys[slot * P + e] - low[e]) * per[e] + T(0.5));
-      auto* to = reinterpret_cast<uint8_t*>(bytes.get()) + slot / Q * Q * P + slot % Q * 4;
-      for (int e = 0; e < P; e += 4) std::memcpy(to + e * Q, of_key + e, 4);
+      }
     }
   }
 
-  // A query to bytes. What rounding it adds to a logit deviates by about step / sqrt(12) for each
-  // number, times that of the key, whose bytes stand around 128; and so does the rounding of keys.
-  void round(const T* query, Bytes& to) const {
-    T largest = 0, squares = 0;
-    to.offset = 0;
-    for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(query[e] * scale * step[e]));
-    to.step = largest / 127;
-    for (int e = 0; e < P; e++) {
-      const T x = e < E ? query[e] * scale : 0;
-      const T byte = to.step > 0 ? std::nearbyint(x * step[e] / to.step) : 0;
-      to.query[e] = int8_t(byte), squares += byte * byte;
-      to.offset += x * (low[e] + 128 * step[e]) - 128 * byte * to.step;
-    }
-    to.margin = SURE * to.step * std::sqrt((squares + E * T(74 * 74)) / 12);
+  uint8_t* strip(int64_t slot) const {
+    return reinterpret_cast<uint8_t*>(static_cast<T*>(bytes)) + slot / Q * Q * P;
+  }
+
+  void round(int64_t query, Bytes& to) {
+    const T* of = p.q.at<T>(row, head, query);
+    to.scale = to_bytes(of, to.query) * scale;
+    to.margin = margin_of(to.query, to.scale * largest);
+    to.begin = -128 * std::accumulate(to.query, to.query + E, Int(0));
   }
 
   // Counts the keys of each list before the places of a query; places never fall.
@@ -260,7 +236,7 @@ struct Worker {
         pairs.push_back(pair), places[pair.lo + 1]++;
         count += pair.end() - pair.begin();
       }
-      if (COARSE) round(p.q.at<T>(row, head, query), queries[query - begin]);
+      if (COARSE) round(query, queries[query - begin]);
     }
     if (count > room || !memory) {
       room = rounded_up(count + count / 4, Q);
@@ -304,7 +280,7 @@ struct Worker {
       for (int64_t slot = pairs[0].begin(); slot < until; slot += Q) {
         V found[R][2];
         if constexpr (COARSE)
-          dot<R>(of, reinterpret_cast<const uint8_t*>(bytes.get()) + slot * P, found);
+          dot<R>(of, strip(slot), scales + slot, found);
         else
           dot<R>(rows, keys + slot * P, found);
         each<R>([&](int r, int c) {
@@ -331,7 +307,7 @@ struct Worker {
       weights[i] = COARSE ? dot(rows, keys + of[i] * P) + biases[of[i]] : *pair[n].at(of[i]);
       peak = std::max(peak, weights[i]);
     }
-    std::fill_n(weights + few, L, INF);
+    std::fill_n(weights + few, L, -INF);
     return peak;
   }
 
@@ -357,7 +333,7 @@ struct Worker {
         hidden.push_back(sum(sums)), ends.push_back(few);
       }
       peak = weigh(query, first);
-      least = least_of(weights, few, p.number, peak);
+      least = least_of(weights, few, p.number);
       if (least > -INF) least -= (1 + std::abs(least)) * T(p.slack);
       if (least - margin >= from || from == LOWEST) break;
     }

@@ -38,13 +38,7 @@ DECLARE(Step,
 namespace {
 
 constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
-constexpr T SURE = 4;              // as in index.cpp
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
-
-// Registers of rows that begin anywhere.
-typedef T Loose __attribute__((vector_size(BYTES), may_alias, aligned(sizeof(T))));
-inline const Loose& loose(const T* p) { return *reinterpret_cast<const Loose*>(p); }
-inline Loose& loose(T* p) { return *reinterpret_cast<Loose*>(p); }
 
 T product(const T* a, const T* b) {
   V sums = {};
@@ -53,15 +47,6 @@ T product(const T* a, const T* b) {
   T total = sum(sums);
   for (; e < E; e++) total += a[e] * b[e];
   return total;
-}
-
-// A row in 8 bits; returns what these are multiplied by.
-T to_bytes(const T* row, int8_t* bytes) {
-  T largest = 0;
-  for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(row[e]));
-  const T per = largest > 0 ? 127 / largest : 0;
-  for (int e = 0; e < E; e++) bytes[e] = int8_t(std::nearbyint(row[e] * per));
-  return largest / 127;
 }
 
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
@@ -109,24 +94,21 @@ struct Sight {
   void weigh(const T* entries, const int8_t* bytes, const T* scales, int64_t number, bool biased) {
     const int64_t count = number_of_listed;
     T from = -INF;
-    of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
-    if (count > 4 * number) {
-      int8_t rounded[E];
-      const T step = to_bytes(query, rounded);
-      T squares = E * T(74 * 74), largest = 0, low = INF, high = LOWEST;
-      for (int e = 0; e < E; e++) squares += T(rounded[e] * rounded[e]);
+    of_listed.assign(rounded_up(count + 1, L), -INF), weights.resize(of_listed.size());
+    if (sizeof(T) == 4 && count > 4 * number) {
+      int8_t of_query[E];
+      const T to_logits = to_bytes(query, of_query) * scale;
+      T largest = 0;
       for (int64_t i = 0; i < count; i++) {
         if (i + AHEAD < count) ask_for(bytes + listed[i + AHEAD] * E, E);
         const int8_t* key = bytes + listed[i] * E;
-        const T bias = biased ? entries[listed[i] * p.entry_width + E] : 0;
         int32_t sum = 0;
-        for (int e = 0; e < E; e++) sum += int32_t(key[e]) * rounded[e];
-        const T logit = of_listed[i] = sum * step * scale * scales[listed[i]] + bias;
+        for (int e = 0; e < E; e++) sum += int32_t(key[e]) * of_query[e];
+        of_listed[i] = sum * to_logits * scales[listed[i]];
+        if (biased) of_listed[i] += entries[listed[i] * p.entry_width + E];
         largest = std::max(largest, scales[listed[i]]);
-        low = std::min(low, logit), high = std::max(high, logit);
       }
-      from = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);
-      from -= 2 * SURE * step * scale * largest * std::sqrt(squares / 12);
+      from = bisected(of_listed.data(), count, number) - 2 * margin_of(of_query, to_logits * largest);
     }
     int64_t few = 0, *to = chosen.data();
     for (int64_t i = 0; i < count; i++) to[few] = i, few += !(of_listed[i] < from);
@@ -140,12 +122,9 @@ struct Sight {
   // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
   void best(const T* entries, const int32_t* of_slots, int64_t number) {
     const int64_t count = number_of_listed;
-    T low = INF, high = LOWEST;
-    for (int64_t i = 0; i < count; i++)
-      low = std::min(low, of_listed[i]), high = std::max(high, of_listed[i]);
+    const T high = std::max(*std::max_element(of_listed.begin(), of_listed.end()), LOWEST);
     // The least of them by bisection: a processor foresees no branch of an order.
-    low = std::max(low, LOWEST);  // -INF is not seen
-    if (count > number) low = bisected(of_listed.data(), count, number, low, high);
+    const T low = count > number ? bisected(of_listed.data(), count, number) : LOWEST;
     for (int64_t i = 0; i < count; i += L)
       loose(&weights[i]) = exp2((loose(&of_listed[i]) - high) * T(LOG2_E));
     rest.assign(p.rings + 1, 0);
