@@ -67,7 +67,9 @@ def test_by_several_threads(taken, monkeypatch):
 
 
 @pytest.mark.parametrize("prompt", [0, 400])
-@pytest.mark.parametrize(("kind", "index"), [("taught, index", 20), ("routing, index, gap", 1)])
+@pytest.mark.parametrize(
+    ("kind", "index"), [("taught, index", 20), ("routing, index, gap", 1), ("gated, gap", 4)]
+)
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 def test_the_best_of_many_keys(kind, index, prompt, dtype, close, taken):
     """In float32 many keys are looked at in 8 bits first."""
