@@ -312,9 +312,10 @@ class Kind(nn.Module, ABC):
     def _check(self, tokens: Tokens, assignment: Assignment) -> None:
         """Clusters that the kind does not have would show keys of others, or memory that is no
         key. On CUDA, which is not waited for, and in a compiled graph it is torch's assertion."""
+        number = self.rule.clusters
         for found in assignment.rounds:
-            for clusters in filter(lambda t: t is not None, (*found.queries, found.keys)):
-                count = self.rule.clusters + (self.rule.drops_keys and clusters is found.keys)
+            of_keys = found.of_keys, number + self.rule.drops_keys
+            for clusters, count in ((torch.stack(found.queries), number), of_keys):
                 wrong = (clusters < 0) | (clusters >= count)
                 if tokens.padding_mask is not None:
                     wrong = wrong & ~tokens.padding_mask.unsqueeze(1)
