@@ -137,9 +137,9 @@ struct Worker {
   const T scale = 1 / std::sqrt(double(E));
   const int64_t of_keys = p.heads / p.key_heads, of_lists = p.heads / p.groups;  // heads of each
   int64_t row = -1, head = -1;
-  Buffer keys, values, biases;  // [strips][P][Q], or [M][P] if there are bytes; [M][P], [M]
-  Buffer bytes, scales;         // of keys, [strips][P / 4][Q][4], [M]
-  Buffer rows{Q * P};
+  Buffer keys, values, biases;  // [M][P], [M][P], [M]
+  Buffer strips, scales;        // of keys, [strips][P][Q]; of bytes [strips][P / 4][Q][4], [M]
+  Buffer rows{ROWS * P};
   T largest;                    // of scales
   std::vector<Bytes> queries;  // of a block
   std::vector<Pair> pairs, sorted;
@@ -156,7 +156,7 @@ struct Worker {
 
   explicit Worker(const Index& p)
       : p(p), keys(rounded_up(p.tokens, Q) * P), values(p.v.data ? p.tokens * P : 0),
-        biases(rounded_up(p.tokens, Q)), bytes(COARSE ? rounded_up(p.tokens, Q) * P / sizeof(T) : 0),
+        biases(rounded_up(p.tokens, Q)), strips(rounded_up(p.tokens, Q) * P / (COARSE ? 4 : 1)),
         scales(rounded_up(p.tokens, Q)), queries(BLOCK), order(p.tokens), places(p.tokens + 2),
         begins(p.clusters + 2) {}
 
@@ -188,22 +188,21 @@ struct Worker {
     for (int64_t token = 0; token < p.tokens; token++) order[ends[list_of(token)]++] = token;
     for (int64_t slot = 0, end = begins[p.clusters]; slot < end; slot++) {
       const int64_t token = order[slot], of_head = head / of_keys;
-      const T* key = p.k.at<T>(row, of_head, token);
+      T* key = std::copy_n(p.k.at<T>(row, of_head, token), E, keys + slot * P) - E;
       if (p.v.data) std::copy_n(p.v.at<T>(row, of_head, token), E, values + slot * P);
-      std::copy_n(key, E, COARSE ? keys + slot * P : rows + slot % Q * P);
       if (COARSE) {
         int8_t of_key[P] = {};
         largest = std::max(largest, scales[slot] = to_bytes(key, of_key));
         for (int e = 0; e < P; e++) of_key[e] ^= -128;
         for (int e = 0; e < P; e += 4) std::memcpy(strip(slot) + e * Q + slot % Q * 4, of_key + e, 4);
       } else if (slot % Q == Q - 1 || slot == end - 1) {
-        transpose(rows, keys + slot / Q * Q * P);
+        transpose(keys + slot / Q * Q * P, strips + slot / Q * Q * P);
       }
     }
   }
 
   uint8_t* strip(int64_t slot) const {
-    return reinterpret_cast<uint8_t*>(static_cast<T*>(bytes)) + slot / Q * Q * P;
+    return reinterpret_cast<uint8_t*>(static_cast<T*>(strips)) + slot / Q * Q * P;
   }
 
   void round(int64_t query, Bytes& to) {
@@ -282,7 +281,7 @@ struct Worker {
         if constexpr (COARSE)
           dot<R>(of, strip(slot), scales + slot, found);
         else
-          dot<R>(rows, keys + slot * P, found);
+          dot<R>(rows, strips + slot * P, found);
         each<R>([&](int r, int c) {
           if (pairs[r].begin() <= slot && slot < pairs[r].hi)
             vec(pairs[r].at(slot) + c * L) = found[r][c] + vec(biases + slot + c * L);
@@ -296,15 +295,13 @@ struct Worker {
   }
 
   // The logits of chosen keys, of keys as they are; returns the largest.
-  T weigh(int64_t query, const Pair* pair) {
-    const Int few = ends.empty() ? 0 : ends.back(), *of = chosen.data();
-    if (COARSE)
-      for (int e = 0; e < E; e++) rows[e] = p.q.at<T>(row, head, query)[e] * scale;
+  T weigh(int64_t query, Int few) {
+    const Int* of = chosen.data();
     T peak = LOWEST;
-    for (Int i = 0, n = 0; i < few; i++) {
-      while (i == ends[n]) n++;
-      if (COARSE && i + AHEAD < few) ask_for(keys + of[i + AHEAD] * P, E * sizeof(T));
-      weights[i] = COARSE ? dot(rows, keys + of[i] * P) + biases[of[i]] : *pair[n].at(of[i]);
+    for (int e = 0; e < E; e++) rows[e] = p.q.at<T>(row, head, query)[e] * scale;
+    for (Int i = 0; i < few; i++) {
+      if (i + AHEAD < few) ask_for(keys + of[i + AHEAD] * P, E * sizeof(T));
+      weights[i] = dot(rows, keys + of[i] * P) + biases[of[i]];
       peak = std::max(peak, weights[i]);
     }
     std::fill_n(weights + few, L, -INF);
@@ -332,7 +329,7 @@ struct Worker {
         }
         hidden.push_back(sum(sums)), ends.push_back(few);
       }
-      peak = weigh(query, first);
+      peak = weigh(query, few);
       least = least_of(weights, few, p.number);
       if (least > -INF) least -= (1 + std::abs(least)) * T(p.slack);
       if (least - margin >= from || from == LOWEST) break;
