@@ -15,10 +15,6 @@
 #include <type_traits>
 #include <vector>
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__BMI2__))
-#include <immintrin.h>
-#endif
-
 // [batch, heads, tokens or slots, E or nothing]; strides count elements, the last is 1. An absent
 // one has no data.
 struct Tensor {
@@ -83,10 +79,6 @@ struct Buffer {
   operator T*() const { return reinterpret_cast<T*>(memory.get()); }
 };
 
-// Registers of rows that begin anywhere.
-typedef T Loose __attribute__((vector_size(BYTES), may_alias, aligned(sizeof(T))));
-inline const Loose& loose(const T* p) { return *reinterpret_cast<const Loose*>(p); }
-inline Loose& loose(T* p) { return *reinterpret_cast<Loose*>(p); }
 inline V& vec(T* p) { return *reinterpret_cast<V*>(p); }
 inline const V& vec(const T* p) { return *reinterpret_cast<const V*>(p); }
 inline const I& vec(const Int* p) { return *reinterpret_cast<const I*>(p); }
@@ -103,9 +95,6 @@ inline V loaded(const T* p) {
 }
 inline V max(V a, V b) { return a > b ? a : b; }
 inline T sum(V x) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps((__m512)x);
-#endif
   T total = 0;
   for (int n = 0; n < L; n++) total += x[n];
   return total;
@@ -116,16 +105,8 @@ inline T dot(const T* a, const T* b) {
   for (int e = 0; e < P; e += L) products += vec(a + e) * vec(b + e);
   return sum(products);
 }
-// About the largest x that `number` of so many values are no smaller than; behind them stands -INF,
-// up to a whole register.
-inline T bisected(const T* values, int64_t count, int64_t number) {
-  V lows = V{} + INF, highs = V{} + LOWEST;
-  for (int64_t i = 0; i < count; i += L) {
-    const V x = loose(values + i), y = x > V{} - INF ? x : V{} + INF;
-    lows = y < lows ? y : lows, highs = max(x, highs);
-  }
-  T low = INF, high = LOWEST;
-  for (int n = 0; n < L; n++) low = std::min(low, lows[n]), high = std::max(high, highs[n]);
+// About the largest x, from `low` on, that `number` of so many values are no smaller than.
+inline T bisected(const T* values, int64_t count, int64_t number, T low, T high) {
   for (T middle; (middle = low + (high - low) / 2) > low && middle < high;) {
     Int found = 0;
     for (int64_t i = 0; i < count; i++) found += values[i] >= middle;
@@ -133,21 +114,6 @@ inline T bisected(const T* values, int64_t count, int64_t number) {
     if (found == number) break;
   }
   return low;
-}
-// A row in 8 bits; returns what these are multiplied by.
-inline T to_bytes(const T* row, int8_t* bytes) {
-  T largest = 0;
-  for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(row[e]));
-  const T per = largest > 0 ? 127 / largest : 0;
-  for (int e = 0; e < E; e++) bytes[e] = int8_t(std::nearbyint(row[e] * per));
-  return largest / 127;
-}
-// By how much rounding changes the product of such a row and another, or less: four standard
-// deviations. `scales`: what both are multiplied by; the other's bytes are of any size, alike.
-inline T margin_of(const int8_t* bytes, T scales) {
-  T squares = E * T(127 * 127) / 3;
-  for (int e = 0; e < E; e++) squares += T(bytes[e] * bytes[e]);
-  return 4 * scales * std::sqrt(squares / 12);
 }
 // Calls f(row, register) for R rows of two registers.
 template <int R, class F>

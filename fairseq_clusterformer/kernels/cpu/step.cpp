@@ -40,6 +40,11 @@ namespace {
 constexpr int64_t AHEAD = 16;      // keys that are asked for before they are read
 constexpr int64_t MANY = 1 << 13;  // keys from which on threads save more than it takes to begin
 
+// Registers of rows that begin anywhere.
+typedef T Loose __attribute__((vector_size(BYTES), may_alias, aligned(sizeof(T))));
+inline const Loose& loose(const T* p) { return *reinterpret_cast<const Loose*>(p); }
+inline Loose& loose(T* p) { return *reinterpret_cast<Loose*>(p); }
+
 T product(const T* a, const T* b) {
   V sums = {};
   int e = 0;
@@ -47,6 +52,15 @@ T product(const T* a, const T* b) {
   T total = sum(sums);
   for (; e < E; e++) total += a[e] * b[e];
   return total;
+}
+
+// A row in 8 bits; returns what these are multiplied by.
+T to_bytes(const T* row, int8_t* bytes) {
+  T largest = 0;
+  for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(row[e]));
+  const T per = largest > 0 ? 127 / largest : 0;
+  for (int e = 0; e < E; e++) bytes[e] = int8_t(std::nearbyint(row[e] * per));
+  return largest / 127;
 }
 
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
@@ -89,42 +103,44 @@ struct Sight {
     number_of_listed = count;
   }
 
-  // Sets the logits of listed entries. Of many, only those that could be among the `number` largest,
-  // by logits of bytes, are of keys as they are.
-  void weigh(const T* entries, const int8_t* bytes, const T* scales, int64_t number, bool biased) {
+  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`. Of many
+  // entries, only those that could be among them have logits of keys as they are, others of bytes.
+  void best(const T* entries, const int8_t* bytes, const T* scales, const int32_t* of_slots,
+            int64_t number, bool biased) {
     const int64_t count = number_of_listed;
-    T from = -INF;
-    of_listed.assign(rounded_up(count + 1, L), -INF), weights.resize(of_listed.size());
+    T low = INF, high = LOWEST, from = -INF, largest = 0, squares = E * T(127 * 127) / 3;
+    const auto weigh = [&](int64_t i, T product) {
+      const T bias = biased ? entries[listed[i] * p.entry_width + E] : 0;
+      of_listed[i] = product * scale + bias;
+      low = std::min(low, of_listed[i]), high = std::max(high, of_listed[i]);
+    };
+    of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
     if (sizeof(T) == 4 && count > 4 * number) {
       int8_t of_query[E];
-      const T to_logits = to_bytes(query, of_query) * scale;
-      T largest = 0;
+      const T to_product = to_bytes(query, of_query);
       for (int64_t i = 0; i < count; i++) {
         if (i + AHEAD < count) ask_for(bytes + listed[i + AHEAD] * E, E);
         const int8_t* key = bytes + listed[i] * E;
         int32_t sum = 0;
         for (int e = 0; e < E; e++) sum += int32_t(key[e]) * of_query[e];
-        of_listed[i] = sum * to_logits * scales[listed[i]];
-        if (biased) of_listed[i] += entries[listed[i] * p.entry_width + E];
+        weigh(i, sum * to_product * scales[listed[i]]);
         largest = std::max(largest, scales[listed[i]]);
       }
-      from = bisected(of_listed.data(), count, number) - 2 * margin_of(of_query, to_logits * largest);
+      // Rounding a number deviates by 1 / sqrt(12), times that of the other row: a key's are of any
+      // size, alike. Less than four deviations of both logits, a key may be one of the largest.
+      for (int e = 0; e < E; e++) squares += T(of_query[e] * of_query[e]);
+      from = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);
+      from -= 8 * to_product * largest * scale * std::sqrt(squares / 12);
     }
     int64_t few = 0, *to = chosen.data();
     for (int64_t i = 0; i < count; i++) to[few] = i, few += !(of_listed[i] < from);
     for (int64_t i = 0; i < few; i++) {
       if (i + AHEAD < few) ask_for(entries + listed[to[i + AHEAD]] * p.entry_width, E * sizeof(T));
-      const T* entry = entries + listed[to[i]] * p.entry_width;
-      of_listed[to[i]] = product(query, entry) * scale + (biased ? entry[E] : 0);
+      weigh(to[i], product(query, entries + listed[to[i]] * p.entry_width));
     }
-  }
-
-  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
-  void best(const T* entries, const int32_t* of_slots, int64_t number) {
-    const int64_t count = number_of_listed;
-    const T high = std::max(*std::max_element(of_listed.begin(), of_listed.end()), LOWEST);
     // The least of them by bisection: a processor foresees no branch of an order.
-    const T low = count > number ? bisected(of_listed.data(), count, number) : LOWEST;
+    low = std::max(low, LOWEST);  // -INF is not seen
+    if (count > number) low = bisected(of_listed.data(), count, number, low, high);
     for (int64_t i = 0; i < count; i += L)
       loose(&weights[i]) = exp2((loose(&of_listed[i]) - high) * T(LOG2_E));
     rest.assign(p.rings + 1, 0);
@@ -171,9 +187,8 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
     sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
                p.read + reader * p.probes);
-    sight.weigh(first, p.bytes + of_key_head * p.window * E, p.scales + of_key_head * p.window,
-                p.index, biased);
-    sight.best(first, p.lists + of_row * p.window, p.index);
+    sight.best(first, p.bytes + of_key_head * p.window * E, p.scales + of_key_head * p.window,
+               p.lists + of_row * p.window, p.index, biased);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
