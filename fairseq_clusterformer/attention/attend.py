@@ -288,8 +288,6 @@ def _in_cpp(
         given |= {"near": near.kept, "near_ring": near.ring, "before": behind.before}
     if stores.rings is not None:
         given["seen"] = stores.rings.given
-    else:
-        given |= zip(("bytes", "scales", "rounded"), stores.lists.rounded(q.size(-1)), strict=True)
     (stores.rings or stores.lists).steps += 1  # it stores the token
     given |= {"rings": rule.clusters, "own": rule.gap > 0, "own_bias": rule.own_bias}
     stores.others = tuple(others)

@@ -253,7 +253,6 @@ class Lists(Kept):
     clusters: Tensor  # of each key, int32 [B, G, room]; K: it is in no list
     none: int  # K
     steps: int  # tokens that were given
-    bytes: tuple[Tensor, ...] = ()  # as ``rounded``; none after anything else was kept
 
     @classmethod
     def empty(cls, entries: Tensor, rings: Tensor, clusters: int) -> "Lists":
@@ -272,7 +271,7 @@ class Lists(Kept):
     def store(self, entries: Tensor, rings: Tensor, tokens: Tokens, sinks: int) -> None:
         """Keep new tokens [B, J, N, C], in lists int64 [B, G, N], sinks in none; no padding."""
         self.open(rings.size(-1))
-        self.steps, self.bytes = self.steps + rings.size(-1), ()
+        self.steps += rings.size(-1)
         place, mask = tokens.positions.expand(len(rings), -1), tokens.padding_mask
         in_none = place < sinks
         if mask is not None:
@@ -284,16 +283,6 @@ class Lists(Kept):
             self.entries = self.entries.clone()
         row = torch.arange(len(place), device=place.device).unsqueeze(-1)
         self.entries[row, :, place] = entries.transpose(1, 2)  # much faster than to scatter
-
-    def rounded(self, width: int) -> tuple[Tensor, ...]:
-        """Room for keys in 8 bits, which steps on a CPU fill: int8 [B, J, room, E]; for what they
-        are multiplied by [B, J, room]; and how many are there of each row, int64 [B]."""
-        shape = self.entries.shape[:3]
-        if not self.bytes or self.bytes[1].shape != shape:
-            numbers = self.entries.new_empty(*shape, width, dtype=torch.int8)
-            rounded = self.entries.new_zeros(shape[0], dtype=torch.long)
-            self.bytes = numbers, self.entries.new_empty(shape), rounded
-        return self.bytes
 
     def look(self, read: Tensor, latest: Tensor) -> Entries:
         """The keys in lists int64 [B, Q, P], up to a slot [B, 1]."""

@@ -207,15 +207,14 @@ def test_lists_hold_what_the_rule_shows(impl, causal, padded, packed):
 @pytest.mark.parametrize("odd", ["a large number", "one key", "equal keys", "nothing"])
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_largest_of_many_in_float32(odd, biased):
-    """Logits may be of 8 bits first: the largest and their values are exact all the same, what is
-    not seen is nearly so."""
+    """Of keys of any size, and of equal ones."""
     torch.manual_seed(4)
     length, number, lists_of = 1500, 20, 6
     q, k, v = torch.randn(3, 2, 3, length, 24, dtype=torch.float64)
     if odd == "a large number":
         k[..., 5] += 40.0  # of all keys
     elif odd == "one key":
-        k[:, :, 300] *= 50.0  # others have few of 8 bits
+        k[:, :, 300] *= 50.0
     elif odd == "equal keys":
         k[:, :, ::2] = k[:, :, :1]
     bias = torch.randn(2, 3, length, dtype=torch.float64) if biased else None
@@ -245,7 +244,6 @@ def test_the_largest_of_many_in_float32(odd, biased):
     torch.testing.assert_close(lse[apart], weights.logsumexp(-1)[apart], rtol=1e-5, atol=1e-4)
     others = logits.unsqueeze(-2).masked_fill(~held | shown.unsqueeze(-2), -torch.inf)
     others = others.logsumexp(-1)
-    apart = apart.unsqueeze(-1) & (others > wanted[..., :1] - 80)  # else it is 0 beside the peak
+    apart = apart.unsqueeze(-1) & (others > wanted[..., :1] - 60)  # else 0 beside the peak
     difference = (rest - others)[apart].abs()
-    assert difference.max() < 0.3
-    assert difference.mean() < 0.05
+    assert difference.max() < 2e-3

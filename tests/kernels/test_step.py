@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fairseq_clusterformer.attention import Batch, Round
+from fairseq_clusterformer.attention import Round
 from fairseq_clusterformer.attention.past import each, tensors
 from fairseq_clusterformer.kernels import cpu as of_cpu
 from fairseq_clusterformer.kernels.cpu import library
@@ -23,12 +23,6 @@ def taken(monkeypatch) -> list:
     return calls
 
 
-def kept(past) -> list:
-    """All tensors but those that steps in C++ round for themselves."""
-    kinds = [replace(k, lists=k.lists and replace(k.lists, bytes=())) for k in past.kinds]
-    return tensors(replace(past, kinds=tuple(kinds)))
-
-
 def check(module, prompt: int, padded: int = -1, dtype=torch.float64, close: float = 1e-12):
     """By both, token by token behind a prompt; at one of the steps a row has padding."""
     x = torch.randn(BATCH, prompt + STEPS, WIDTH, dtype=dtype)
@@ -41,7 +35,7 @@ def check(module, prompt: int, padded: int = -1, dtype=torch.float64, close: flo
         (wanted, found), pasts = zip(*results, strict=True)
         real = slice(1 if mask is not None else 0, None)
         torch.testing.assert_close(found[real], wanted[real], rtol=close, atol=close)
-        torch.testing.assert_close(*map(kept, pasts), rtol=close, atol=close)
+        torch.testing.assert_close(*map(tensors, pasts), rtol=close, atol=close)
 
 
 @every_causal_kind(keys=["own", "shared"], prompt=[0, 23, 1], padded=[-1, 30, 20])
@@ -72,28 +66,8 @@ def test_by_several_threads(taken, monkeypatch):
 )
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 def test_the_best_of_many_keys(kind, index, prompt, dtype, close, taken):
-    """In float32 many keys are looked at in 8 bits first."""
     check(build(kind, causal=True, index=index, dtype=dtype), prompt, dtype=dtype, close=close)
     assert len(taken) == STEPS
-
-
-@pytest.mark.parametrize("anew", ["document", "torch"])
-def test_keys_that_are_written_anew_are_rounded_anew(anew, taken):
-    """Or 8 bits would be those of a document before, or of nothing where torch kept a token."""
-    module = build("routing, index, gap", causal=True, index=4, dtype=torch.float32)
-    x = 4 * torch.randn(1, 500, WIDTH)
-    pasts = [module.step(x[:, :400])[1] for _ in range(2)]
-    for i, token in enumerate(x[:, 400:].split(1, dim=1)):
-        found = []
-        batch = None
-        if anew == "document" and 8 <= i < 50:
-            batch = Batch(None, torch.tensor([[int(i > 8)]]))
-        for n, impl in enumerate(("blocks", "cpu")):
-            module.impl = "blocks" if (anew, i % 7) == ("torch", 3) else impl
-            out, pasts[n] = module.step(token, pasts[n], batch)
-            found.append(out)
-        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-    assert len(taken) > 50
 
 
 def test_states_that_it_would_change_elsewhere_are_refused():

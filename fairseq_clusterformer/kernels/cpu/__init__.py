@@ -129,7 +129,7 @@ def step(q: Tensor, **given: Any) -> Tensor:
     between, and J be divided into G groups. All floating point is float32, or float64. Raises
     ValueError: a state that is no memory of its own, or places that are no int64 of this batch."""
     given |= {"q": q, "out": q.new_empty(q.shape)}
-    for name in ("kept", "seen", "near", "near_ring", "sums", "lists", "bytes", "scales"):
+    for name in ("kept", "seen", "near", "near_ring", "sums", "lists"):
         if name in given and not given[name].is_contiguous():
             raise ValueError(f"{name} is not contiguous; allowed: states as steps return them")
     for name in ("read", "written", "place"):  # places in memory

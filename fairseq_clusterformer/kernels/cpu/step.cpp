@@ -17,9 +17,6 @@ DECLARE(Step,
   NUMBER* kept;              // [B, G, L * R, J / G, W, C]
   int64_t* seen;             // tokens that each ring was given, [B, G, L * R]
   int32_t* lists;            // of an index: the list of each key, [B, G, W]; R: none
-  int8_t* bytes;             // and these keys in 8 bits, [B, J, W, E]
-  NUMBER* scales;            // what bytes are multiplied by, [B, J, W]
-  int64_t* rounded;          // how many keys of a row these are of, [B]
   const int64_t* place;      // of the token in its document, [B]
   const int64_t *read;       // [B, Q, L, P]
   const int64_t *written;    // [B, G, L]; R: no ring
@@ -54,15 +51,6 @@ T product(const T* a, const T* b) {
   return total;
 }
 
-// A row in 8 bits; returns what these are multiplied by.
-T to_bytes(const T* row, int8_t* bytes) {
-  T largest = 0;
-  for (int e = 0; e < E; e++) largest = std::max(largest, std::abs(row[e]));
-  const T per = largest > 0 ? 127 / largest : 0;
-  for (int e = 0; e < E; e++) bytes[e] = int8_t(std::nearbyint(row[e] * per));
-  return largest / 127;
-}
-
 // What one query sees: where keys and values stand, what both are multiplied by, and logits.
 struct Sight {
   const Step& p;
@@ -70,15 +58,14 @@ struct Sight {
   T scale;
   std::vector<const T*> values;
   std::vector<T> logits, factors;
-  std::vector<int64_t> listed, chosen;  // slots of keys to choose from; those that are looked at twice
+  std::vector<int64_t> listed;  // slots of keys to choose from
   int64_t number_of_listed;     // so many
   std::vector<T> of_listed, weights;  // their logits, and the exponentials of these
   std::vector<char> reads;  // whether a list is read, [R + 1]
   std::vector<T> rest;      // log-sum-exp of what is not seen of each list, [R + 1]
 
   explicit Sight(const Step& p)
-      : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0),
-        chosen(listed.size()) {}
+      : p(p), scale(T(1 / std::sqrt(double(E)))), listed(p.index ? p.window + 1 : 0) {}
 
   void begin(const T* of) { query = of, values.clear(), logits.clear(), factors.clear(); }
 
@@ -103,40 +90,16 @@ struct Sight {
     number_of_listed = count;
   }
 
-  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`. Of many
-  // entries, only those that could be among them have logits of keys as they are, others of bytes.
-  void best(const T* entries, const int8_t* bytes, const T* scales, const int32_t* of_slots,
-            int64_t number, bool biased) {
-    const int64_t count = number_of_listed;
-    T low = INF, high = LOWEST, from = -INF, largest = 0, squares = E * T(127 * 127) / 3;
-    const auto weigh = [&](int64_t i, T product) {
-      const T bias = biased ? entries[listed[i] * p.entry_width + E] : 0;
-      of_listed[i] = product * scale + bias;
-      low = std::min(low, of_listed[i]), high = std::max(high, of_listed[i]);
-    };
+  // Adds to what is seen the `number` listed entries of largest logits, and sets `rest`.
+  void best(const T* entries, const int32_t* of_slots, int64_t number, bool biased) {
+    const int64_t count = number_of_listed, bytes = E * sizeof(T);
+    T low = INF, high = LOWEST;
     of_listed.assign(rounded_up(count, L), -INF), weights.resize(of_listed.size());
-    if (sizeof(T) == 4 && count > 4 * number) {
-      int8_t of_query[E];
-      const T to_product = to_bytes(query, of_query);
-      for (int64_t i = 0; i < count; i++) {
-        if (i + AHEAD < count) ask_for(bytes + listed[i + AHEAD] * E, E);
-        const int8_t* key = bytes + listed[i] * E;
-        int32_t sum = 0;
-        for (int e = 0; e < E; e++) sum += int32_t(key[e]) * of_query[e];
-        weigh(i, sum * to_product * scales[listed[i]]);
-        largest = std::max(largest, scales[listed[i]]);
-      }
-      // Rounding a number deviates by 1 / sqrt(12), times that of the other row: a key's are of any
-      // size, alike. Less than four deviations of both logits, a key may be one of the largest.
-      for (int e = 0; e < E; e++) squares += T(of_query[e] * of_query[e]);
-      from = bisected(of_listed.data(), count, number, std::max(low, LOWEST), high);
-      from -= 8 * to_product * largest * scale * std::sqrt(squares / 12);
-    }
-    int64_t few = 0, *to = chosen.data();
-    for (int64_t i = 0; i < count; i++) to[few] = i, few += !(of_listed[i] < from);
-    for (int64_t i = 0; i < few; i++) {
-      if (i + AHEAD < few) ask_for(entries + listed[to[i + AHEAD]] * p.entry_width, E * sizeof(T));
-      weigh(to[i], product(query, entries + listed[to[i]] * p.entry_width));
+    for (int64_t i = 0; i < count; i++) {
+      if (i + AHEAD < count) ask_for(entries + listed[i + AHEAD] * p.entry_width, bytes);
+      const T* entry = entries + listed[i] * p.entry_width;
+      const T logit = of_listed[i] = product(query, entry) * scale + (biased ? entry[E] : 0);
+      low = std::min(low, logit), high = std::max(high, logit);
     }
     // The least of them by bisection: a processor foresees no branch of an order.
     low = std::max(low, LOWEST);  // -INF is not seen
@@ -187,8 +150,7 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     const T* first = p.kept + of_key_head * p.window * p.entry_width;
     sight.list(p.lists + of_row * p.window, std::max<int64_t>(place - p.gap + 1, 0),
                p.read + reader * p.probes);
-    sight.best(first, p.bytes + of_key_head * p.window * E, p.scales + of_key_head * p.window,
-               p.lists + of_row * p.window, p.index, biased);
+    sight.best(first, p.lists + of_row * p.window, p.index, biased);
     sight.entries(first, std::min(sinks, place), false);
     const int64_t from = std::max(sinks, place - p.gap + 1);
     sight.entries(first + from * p.entry_width, place - from, false);
@@ -221,16 +183,6 @@ void look(const Step& p, Sight& sight, int64_t row, int64_t head) {
     sight.add(sums, sums + E, 1 / count, std::log(count));
     if (looked) sight.logits.back() = sight.rest[k];
   }
-}
-
-// Keys of a row before its place, in 8 bits where they are not yet.
-void round(const Step& p, int64_t row) {
-  for (int64_t head = row * p.key_heads; head < (row + 1) * p.key_heads; head++)
-    for (int64_t slot = p.rounded[row]; slot < p.place[row]; slot++) {
-      const int64_t at = head * p.window + slot;
-      p.scales[at] = to_bytes(p.kept + at * p.entry_width, p.bytes + at * E);
-    }
-  p.rounded[row] = p.place[row];
 }
 
 // Into the ring of each layout, the entries [J / G, C] of a group, `stride` numbers apart.
@@ -303,14 +255,12 @@ void sum(const Step& p, int64_t row) {
 
 extern "C" void run_step(const Step& p) {
   const int64_t rows_and_heads = p.batch * p.heads;
-  for (int64_t row = 0; row < p.batch; row++) {
-    if (!p.own) keep(p, row);  // a query sees its own key in its ring
-    if (p.index) round(p, row);
-  }
+  if (!p.own)  // a query sees its own key in its ring
+    for (int64_t row = 0; row < p.batch; row++) keep(p, row);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1 && rows_and_heads * p.window > MANY)
   {
     Sight sight(p);
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic)  // heads read lists of other lengths
     for (int64_t i = 0; i < rows_and_heads; i++) {
       look(p, sight, i / p.heads, i % p.heads);
       sight.attend(p.out + i * E);
