@@ -141,24 +141,26 @@ class ProjectedHeads(nn.Module):
             kept = tuple(self.heads_of(name, x.detach(), around) for name in "kv")
         return Projected(x, q, k, v, exact, kept)
 
-    def heads_of(self, name: str, x: Tensor, around: Convolved) -> Tensor:
-        """Queries ("q"), keys or values of all heads, [B, N, D] to [B, H or J, N, E]."""
-        x = mapped(getattr(self, f"{name}_proj"), x)
+    def heads_of(
+        self, name: str, x: Tensor, around: Convolved, exactly: slice | None = None
+    ) -> Tensor:
+        """Queries ("q"), keys or values of all heads, or ``exactly`` of some, [B, N, D] to [B, H
+        or J, N, E]."""
+        projection, kept = getattr(self, f"{name}_proj"), f"{name}.before"
+        if exactly is None:
+            x = mapped(projection, x)
+        else:
+            rows = slice(exactly.start * self.head_dim, exactly.stop * self.head_dim)
+            bias = None if projection.bias is None else projection.bias[rows]
+            x, kept = exact_linear(x, projection.weight[rows], bias), f"{name}.exact.before"
         if name in self.convolutions:
-            x = around(self.convolutions[name], f"{name}.before", x)
+            x = around(self.convolutions[name], kept, x)
         return self.split(name, x)
 
     @full_float32()
     def _exact(self, x: Tensor, around: Convolved, heads: slice) -> tuple[Tensor, Tensor]:
-        rows, found = slice(heads.start * self.head_dim, heads.stop * self.head_dim), []
-        for name in "qk":
-            projection = getattr(self, f"{name}_proj")
-            bias = None if projection.bias is None else projection.bias[rows]
-            made = exact_linear(x, projection.weight[rows], bias)
-            if name in self.convolutions:
-                made = around(self.convolutions[name], f"{name}.exact.before", made)
-            found.append(self.split(name, made))
-        return QKV(*found, found[1]).repeated()[:2]
+        q, k = (self.heads_of(name, x, around, heads) for name in "qk")
+        return QKV(q, k, k).repeated()[:2]
 
     def _placed(
         self, q: Tensor, k: Tensor, v: Tensor, heads: slice, positions: Tensor, batch: Batch
