@@ -20,7 +20,7 @@ from .kind import Result, Rule, Seen, Text
 from .layout import blinded
 from .past import Entries, Keys, Lists, Near, Rings, Stores
 from .projections import QKV, rotated
-from .tokens import Assignment, Tokens, for_each
+from .tokens import Assignment, Tokens, either, for_each
 
 
 def attend(
@@ -152,8 +152,7 @@ def _behind(heads: QKV, seen: Seen, rule: Rule, stores: Stores, others: tuple[An
     keys = Keys(entries, text.rings, text.batch.padding_mask)
     if rule.gap > 1:
         near, waiting = Near.of(keys, rule.gap - 1)
-        hidden = waiting if keys.hidden is None else keys.hidden | waiting
-        keys = keys._replace(hidden=hidden)
+        keys = keys._replace(hidden=either(keys.hidden, waiting))
     how = {"clusters": rule.clusters, "window": rule.by_cluster, "counted": rule.drops_keys}
     return Stores(seen.assigned, None, Rings.of(keys, **how), near, sinks, others)
 
@@ -191,10 +190,8 @@ def _one(heads: QKV, seen: Seen, rule: Rule, stores: Stores) -> tuple[Tensor, St
         if near is not None:
             new, where, skipped = near.push(new, written, behind.before, mask)
         skipped = None if skipped is None else skipped.unsqueeze(-1)
-        if rule.drops_keys:
-            nowhere = where == rule.clusters
-            skipped = nowhere if skipped is None else nowhere | skipped
-        rings.store(new, where, skipped)
+        nowhere = where == rule.clusters if rule.drops_keys else None
+        rings.store(new, where, either(nowhere, skipped))
 
     if tokens.begins is not None:
         rings.seen = rings.seen.masked_fill(tokens.begins.unsqueeze(-1), 0)

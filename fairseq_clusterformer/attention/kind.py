@@ -17,7 +17,7 @@ from .layout import chunk_layout, listed, recent_layouts, sink_layout, window_la
 from .options import OptionError, Options
 from .past import Stores
 from .projections import QKV
-from .tokens import Assignment, Batch, Round, Shape, Tokens, any_padding
+from .tokens import Assignment, Batch, Round, Shape, Tokens, any_padding, either
 
 # Bias of a key that counts only where a query sees nothing else: next to any other its weight is
 # 0, and float16 still holds the logit.
@@ -294,8 +294,7 @@ class Kind(nn.Module, ABC):
         sight, rule, batch = self.sight(text, assignment), self.rule, text.sinks
         own, mask = sight.own, (batch if rule.gap > 0 else text.batch).padding_mask
         if own is not None and mask is not None:  # it is not seen by padding
-            mask = mask.unsqueeze(1)
-            own = own._replace(hidden=mask if own.hidden is None else own.hidden | mask)
+            own = own._replace(hidden=either(own.hidden, mask.unsqueeze(1)))
         sight = replace(sight, own=own)
         if rule.sinks:
             positions = batch.positions(text.rings[:, 0, 0])

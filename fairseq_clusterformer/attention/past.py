@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..clustering import State
 from ..kernels import sort_by_cluster
-from .tokens import Tokens, any_padding, for_each
+from .tokens import Tokens, any_padding, either, for_each, gather_tokens, latest_real
 
 FIRST_ROOM = 8  # tokens that a history holds before it grows
 
@@ -124,7 +124,7 @@ class Rings(Kept):
             hidden = slot >= stored
         if latest is not None:
             old = (stored - 1 - slot) % kept.size(-2) >= latest.view(-1, 1, 1, 1)
-            hidden = old.expand(*kept.shape[:3], -1) if hidden is None else hidden | old
+            hidden = either(hidden, old.expand(*kept.shape[:3], -1))
         if kept.size(2) > 1:  # what is read of several rings stands side by side
             kept = kept.transpose(2, 3).flatten(3, 4).unsqueeze(2)
         hidden = None if hidden is None else hidden.flatten(2).unsqueeze(2)
@@ -211,9 +211,7 @@ class Near(Kept):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Keep a token; the one that leaves for it, as :meth:`Rings.store` takes it."""
         kept, ring = self.kept, self.ring
-        skipped = before < kept.size(-2)
-        if padding_mask is not None:
-            skipped = skipped | padding_mask
+        skipped = either(before < kept.size(-2), padding_mask)
         leaving = kept[..., 0, :].unsqueeze(2).expand_as(new), ring[..., 0], skipped
         # shifted by one place
         self.kept = torch.cat([kept[..., 1:, :], new[:, :, 0].unsqueeze(-2)], dim=-2)
@@ -230,18 +228,12 @@ class Near(Kept):
     @classmethod
     def of(cls, text: Keys, room: int) -> "tuple[Near, Tensor]":
         """The latest real tokens of a text, and which those are, bool [B, M]."""
-        batch, groups, _, length = text.rings.shape
-        real = torch.ones(batch, length, dtype=torch.bool, device=text.rings.device)
-        if text.hidden is not None:
-            real = ~text.hidden
-        order = real.long().argsort(dim=1, stable=True)[:, None, -room:]  # real tokens last
-        entries = text.entries.masked_fill(~real[:, None, :, None], 0.0)
-        at = order.unsqueeze(-1).expand(-1, *entries.shape[1:2], -1, entries.size(-1))
-        ring = text.rings.gather(-1, order.unsqueeze(1).expand(*text.rings.shape[:3], -1))
-        kept = entries.gather(-2, at).unflatten(1, (groups, -1))
-        missing = room - ring.size(-1)
-        kept, ring = pad(kept, (0, 0, missing, 0)), pad(ring, (missing, 0))
-        return cls(kept, ring), real & (real.flip(1).cumsum(1).flip(1) <= room)
+        entries, rings, hidden = text
+        kept = latest_real(entries, room, hidden).unflatten(1, (rings.size(1), -1))
+        ring = latest_real(rings.flatten(1, 2).unsqueeze(-1), room, hidden)
+        real = torch.ones_like(rings[:, 0, 0], dtype=torch.bool) if hidden is None else ~hidden
+        waiting = real & (real.flip(1).cumsum(1).flip(1) <= room)
+        return cls(kept, ring.view(*rings.shape[:3], room)), waiting
 
 
 @dataclass
@@ -273,9 +265,9 @@ class Lists(Kept):
         self.open(rings.size(-1))
         self.steps += rings.size(-1)
         place, mask = tokens.positions.expand(len(rings), -1), tokens.padding_mask
-        in_none = place < sinks
+        in_none = either(place < sinks, mask)
         if mask is not None:
-            place, in_none = place.masked_fill(mask, self.entries.size(2) - 1), in_none | mask
+            place = place.masked_fill(mask, self.entries.size(2) - 1)
             entries = entries.masked_fill(mask[:, None, :, None], 0.0)
         rings = rings.masked_fill(in_none.unsqueeze(1), self.none)
         self.clusters.scatter_(-1, place.unsqueeze(1).expand_as(rings), rings.int())
@@ -299,8 +291,8 @@ class Lists(Kept):
         hidden = torch.cat([first >= place, nearer < sinks], dim=-1)
         at = torch.cat([first.expand(len(place), -1), nearer], dim=-1)
         at = at.clamp(0, self.entries.size(2) - 1)
-        at = at[:, None, :, None].expand(-1, self.entries.size(1), -1, self.entries.size(-1))
-        return Entries(self.entries.gather(2, at).flatten(0, 1), hidden[:, None, None])
+        entries = gather_tokens(self.entries, at.unsqueeze(1).expand(-1, self.entries.size(1), -1))
+        return Entries(entries.flatten(0, 1), hidden[:, None, None])
 
 
 @dataclass

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
 from ..precision import HALF, at_least_float32
-from .tokens import Batch, for_each
+from .tokens import Batch, for_each, latest_real
 
 
 class Rotary(NamedTuple):
@@ -122,12 +122,7 @@ class ShortConvolution(nn.Module):
         return out if wide else out.to(x.dtype), latest
 
     def _latest(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is not None:
-            x = x.masked_fill(mask.unsqueeze(-1), 0.0)
-            order = (~mask).long().argsort(dim=1, stable=True)  # padding first
-            x = x.gather(1, order.unsqueeze(-1).expand_as(x))
-        x = pad(x, (0, 0, self.width - 1, 0))
-        return x[:, x.size(1) - self.width + 1 :]
+        return latest_real(x.unsqueeze(1), self.width - 1, mask).squeeze(1)
 
 
 def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:

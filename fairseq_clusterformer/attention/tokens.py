@@ -3,11 +3,12 @@ Shape letters: D documents of all rows, M tokens of the longest one."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import InitVar, dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from ..clustering.report import Report
@@ -19,10 +20,31 @@ def any_padding(padding_mask: Tensor) -> Tensor | None:
     return padding_mask if torch.compiler.is_exporting() or bool(padding_mask.any()) else None
 
 
+def either(*masks: Tensor | None) -> Tensor | None:
+    """Where one of them is True; None: nowhere."""
+    some = [mask for mask in masks if mask is not None]
+    return reduce(torch.logical_or, some) if some else None
+
+
 def for_each(read: Tensor, x: Tensor) -> Tensor:
     """What G groups of heads have [B, G, ...], for each group that reads it [B, Q, ...]."""
     times = read.size(1) // x.size(1)
     return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+
+def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
+    """The tokens of [B, H, N, C] at places int64 [B, H, S], [B, H, S, C]."""
+    return x.gather(2, places.unsqueeze(-1).expand(*places.shape, x.size(-1)))
+
+
+def latest_real(x: Tensor, number: int, padding_mask: Tensor | None) -> Tensor:
+    """The latest real tokens of x [B, H, N, C], so many, after zeros if there are fewer."""
+    if padding_mask is not None:
+        x = x.masked_fill(padding_mask[:, None, :, None], 0)
+        order = (~padding_mask).long().argsort(dim=1, stable=True)  # padding first
+        x = gather_tokens(x, order.unsqueeze(1).expand(x.shape[:3]))
+    x = x[:, :, max(0, x.size(2) - number) :]
+    return pad(x, (0, 0, number - x.size(2), 0))
 
 
 class Batch:
@@ -148,9 +170,7 @@ class Tokens:
 
         def make() -> tuple[Batch, Tensor, Tensor | None]:
             positions = self.positions - number
-            hidden = (positions < 0).expand(self.x.shape[:2])
-            if self.padding_mask is not None:
-                hidden = hidden | self.padding_mask
+            hidden = either((positions < 0).expand(self.x.shape[:2]), self.padding_mask)
             # where nothing waits for a device, and no graph is traced
             if self.decoding and not hidden.is_cuda and not torch.compiler.is_compiling():
                 hidden = any_padding(hidden)

@@ -23,8 +23,7 @@ from ....kernels import cpu
 from ....precision import at_least_float32, full_float32
 from ...kind import Other, Result
 from ...projections import QKV
-from ...tokens import Tokens, for_each
-from .scouts import gather_tokens
+from ...tokens import Tokens, for_each, gather_tokens
 
 HIDDEN = torch.finfo(torch.float32).min / 2  # a logit: of -inf alone, a gradient would be NaN
 

@@ -25,7 +25,7 @@ from ....kernels import Layout, join, ranged_attention, sort_by_cluster
 from ....kernels.cpu.library import can_run
 from ....precision import at_least_float32, full_float32
 from ...layout import recent_layouts
-from ...tokens import Batch, for_each
+from ...tokens import Batch, for_each, gather_tokens
 
 TINY = 1e-6  # a share of attention below it is none
 
@@ -88,11 +88,6 @@ def draw_scouts(
     within = torch.arange(chosen.size(-1), device=x.device) < most[:, None, None]
     scouts.scatter_(-1, chosen, within.expand_as(chosen))  # what is real was drawn first
     return scouts, chosen.sort(-1).values  # in the text's order: neighbours see about as much
-
-
-def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
-    """The tokens of [B, H, N, C] at places int64 [B, H, S], [B, H, S, C]."""
-    return x.gather(2, places.unsqueeze(-1).expand(*places.shape, x.size(-1)))
 
 
 def scout_layouts(
