@@ -235,7 +235,7 @@ class Kind(nn.Module, ABC):
         cluster ``gap`` tokens back or more, and nearer ones by position (see :class:`Rule`)."""
         rule = self.rule
         if rule.name != "recent":
-            return self.chunks(text, assignment)
+            return self.chunks(text)
         causal, gap, own_bias = rule.causal, rule.gap, rule.own_bias
         if not text.rounds:
             return Sight(text.window(rule.by_cluster, causal))
@@ -264,7 +264,7 @@ class Kind(nn.Module, ABC):
         hidden = torch.stack([clusters == keys for clusters in probed]).any(0)
         return replace(sight, own=Own(hidden=hidden))
 
-    def chunks(self, text: Text, assignment: Assignment) -> Sight:
+    def chunks(self, text: Text) -> Sight:
         """By the rule "chunk": see :func:`.layout.chunk_layout`."""
         how = {"earlier_only": self.rule.causal, "padding_mask": text.batch.padding_mask}
         clusters, count = (found.queries[0] for found in text.rounds), self.rule.clusters

@@ -53,7 +53,7 @@ class KMeans(Kind):
         report = Report(cluster_sizes=sizes, clusters=clusters, observation=seen)
         return Assignment.once(clusters, report=report), state
 
-    def chunks(self, text: Text, assignment: Assignment) -> Sight:
+    def chunks(self, text: Text) -> Sight:
         (clusters,), _ = text.rounds[0]
         rule, mask = self.rule, text.batch.padding_mask
         return Sight((own_chunk_layout(clusters, rule.clusters, rule.window, padding_mask=mask),))

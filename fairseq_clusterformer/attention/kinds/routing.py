@@ -59,7 +59,7 @@ class RoutingAttention(Kind):
         report = Report(cluster_sizes=sizes, clusters=clusters, observation=observation)
         return Assignment.once(clusters, keys, report=report), state
 
-    def chunks(self, text: Text, assignment: Assignment) -> Sight:
+    def chunks(self, text: Text) -> Sight:
         ((clusters,), _), mask = text.rounds[0], text.batch.padding_mask
         return Sight((top_layout(clusters, self.means(text.tokens.k), padding_mask=mask),))
 
