@@ -102,13 +102,13 @@ class ShortConvolution(nn.Module):
         result for these, if there are any; ``begins``: rows in which a document begins with the
         only token, bool [B, 1]. Returns [B, N, C], and the ``width - 1`` latest real tokens of
         each row, after zeros if there are fewer."""
-        mask = batch.padding_mask
-        if before is None:
-            return self(x, batch, wide), self._latest(x, mask)
-        if x.size(1) > 1:
-            mask = None if mask is None else pad(mask, (before.size(1), 0))
-            x = torch.cat([before, x], dim=1)
-            return self(x, Batch(mask), wide)[:, before.size(1) :], self._latest(x, mask)
+        mask, number = batch.padding_mask, x.size(1)
+        if before is None or number > 1:
+            if before is not None:
+                mask = None if mask is None else pad(mask, (before.size(1), 0))
+                x, batch = torch.cat([before, x], dim=1), Batch(mask)
+            out = self(x, batch, wide)[:, x.size(1) - number :]
+            return out, latest_real(x.unsqueeze(1), self.width - 1, mask).squeeze(1)
         # One token, as fast as may be.
         if mask is not None:
             x = x.masked_fill(mask.unsqueeze(-1), 0.0)
@@ -120,9 +120,6 @@ class ShortConvolution(nn.Module):
         latest = seen[:, 1:]
         latest = latest if mask is None else torch.where(mask.unsqueeze(-1), before, latest)
         return out if wide else out.to(x.dtype), latest
-
-    def _latest(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return latest_real(x.unsqueeze(1), self.width - 1, mask).squeeze(1)
 
 
 def _convolved(x: Tensor, taps: Tensor, own: int, documents: Tensor | None) -> Tensor:
