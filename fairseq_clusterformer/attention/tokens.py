@@ -39,11 +39,13 @@ def gather_tokens(x: Tensor, places: Tensor) -> Tensor:
 
 def latest_real(x: Tensor, number: int, padding_mask: Tensor | None) -> Tensor:
     """The latest real tokens of x [B, H, N, C], so many, after zeros if there are fewer."""
-    if padding_mask is not None:
+    first = max(0, x.size(2) - number)
+    if padding_mask is None:
+        x = x[:, :, first:]
+    else:
         x = x.masked_fill(padding_mask[:, None, :, None], 0)
-        order = (~padding_mask).long().argsort(dim=1, stable=True)  # padding first
-        x = gather_tokens(x, order.unsqueeze(1).expand(x.shape[:3]))
-    x = x[:, :, max(0, x.size(2) - number) :]
+        order = (~padding_mask).long().argsort(dim=1, stable=True)[:, first:]  # padding first
+        x = gather_tokens(x, order.unsqueeze(1).expand(-1, x.size(1), -1))
     return pad(x, (0, 0, number - x.size(2), 0))
 
 

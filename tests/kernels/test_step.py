@@ -80,6 +80,15 @@ def test_states_that_it_would_change_elsewhere_are_refused():
         module.step(torch.randn(1, 1, WIDTH, dtype=torch.float64), past)
 
 
+def test_lists_of_other_numbers_are_refused():
+    module = build("taught, index", causal=True, impl="cpu")
+    past = module.step(torch.randn(1, 30, WIDTH, dtype=torch.float64))[1]
+    lists = past.kinds[0].lists
+    lists.clusters = lists.clusters.long()
+    with pytest.raises(ValueError, match="lists is torch.int64; allowed: int32"):
+        module.step(torch.randn(1, 1, WIDTH, dtype=torch.float64), past)
+
+
 def test_a_token_that_learns_goes_another_way(taken):
     """Gradients are torch's, of values alone as well."""
     module = build("window", causal=True, impl="cpu")

@@ -136,6 +136,8 @@ def step(q: Tensor, **given: Any) -> Tensor:
         if name in given and (given[name].dtype, given[name].size(0)) != (torch.long, q.size(0)):
             shape = f"{given[name].dtype} {list(given[name].shape)}"
             raise ValueError(f"{name} is {shape}; allowed: int64 with a batch of {q.size(0)}")
+    if "lists" in given and given["lists"].dtype != torch.int32:
+        raise ValueError(f"lists is {given['lists'].dtype}; allowed: int32, as steps return them")
     known = ((given[of], dims) for of, dims in _SIZES.items() if of in given)
     sizes = {size: x.size(dim) for x, dims in known for size, dim in dims.items()}
     sizes["key_heads"] = sizes["groups"] * given["kept"].size(3)
