@@ -79,7 +79,7 @@ struct Worker {
     alignas(64) Int lo[Q], hi[Q];
     alignas(64) Bits draw[2][Q];  // of dropout
     alignas(64) T peak[Q], total[Q], delta[Q], least[Q];
-    int64_t begin, end;          // keys that any of them sees
+    int64_t begin, end;          // keys that any of them sees, [slots, 0) where none does
     int64_t all_begin, all_end;  // keys that all of them see
     Buffer q{Q * P}, q_columns{P * Q}, d_out{Q * P}, d_out_columns{P * Q};
     Buffer sum{Q * P};  // output or d_q
@@ -143,8 +143,7 @@ struct Worker {
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
     const int64_t used = count(p.num_queries, p.length);
-    s.begin = s.all_begin = 0, s.end = s.all_end = 0;
-    bool any = false, all = true;  // whether any query sees a key by its range, and whether all do
+    s.begin = s.all_end = p.slots, s.end = s.all_begin = 0;
     alignas(64) T out[P] = {};
     for (int i = 0; i < Q; i++, slot++) {
       bool there = slot < p.length;
@@ -164,12 +163,9 @@ struct Worker {
       }
       s.asks[i] = asks, s.own[i] = own;
       s.lo[i] = sees ? lo : 0, s.hi[i] = sees ? hi : 0;
-      if (sees) {  // the union and the intersection of the strip's ranges
-        s.begin = any ? std::min(s.begin, lo) : lo, s.end = any ? std::max(s.end, hi) : hi;
-        s.all_begin = any ? std::max(s.all_begin, lo) : lo;
-        s.all_end = any ? std::min(s.all_end, hi) : hi;
-      }
-      any |= sees, all &= sees;
+      s.all_begin = std::max<int64_t>(s.all_begin, s.lo[i]);
+      s.all_end = std::min<int64_t>(s.all_end, s.hi[i]);
+      if (sees) s.begin = std::min(s.begin, lo), s.end = std::max(s.end, hi);
       // the softmax goes on from an output that was divided by its total
       read(s.sum + i * P, p.out, from, p.adds && !backward && s.total[i] != 0, s.total[i]);
       // a slot without a token asks with 0, so that its logits stay finite
@@ -187,7 +183,6 @@ struct Worker {
         s.draw[0][i] = uint32_t(x), s.draw[1][i] = uint32_t(x >> 32) | 1;
       }
     }
-    if (!all) s.all_begin = s.all_end = 0;  // some query sees nothing: mask every key
     transpose(s.q, s.q_columns);
     if (backward) transpose(s.d_out, s.d_out_columns);
   }
@@ -319,7 +314,7 @@ struct Worker {
       if (t) add(*t, p.query_order, slot + TILE, p.length);
     for (const Tensor* t : {&p.k, &p.v}) add(*t, p.key_order, key, p.slots);
     int64_t groups = 1;  // of keys, that the strips will compute
-    for (const Strip& s : strips) groups += (s.end - s.begin) / ROWS;
+    for (const Strip& s : strips) groups += std::max<int64_t>(0, s.end - s.begin) / ROWS;
     ahead.at_once = rounded_up(ahead.count, groups) / groups;
   }
 
@@ -329,8 +324,7 @@ struct Worker {
     int64_t end = 0, begin = p.slots;
     for (int i = 0; i < TILE / Q; i++) {
       load(strips[i], slot + i * Q, backward);
-      end = std::max(end, strips[i].end);
-      if (strips[i].begin < strips[i].end) begin = std::min(begin, strips[i].begin);
+      begin = std::min(begin, strips[i].begin), end = std::max(end, strips[i].end);
     }
     fetch_ahead(slot, end, backward);
     // Chunk by chunk, for all strips: they share the copied keys.

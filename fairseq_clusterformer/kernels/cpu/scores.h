@@ -24,6 +24,7 @@ struct Strip {
   const int64_t K;
   int64_t row, head;
   T largest_offset;
+  V tops[2], lows[2];            // the largest and the smallest score of each token
   Buffer vectors, offsets;       // of the head: [K][P], [K]
   Buffer scores;                 // [K][Q]
   Buffer unit, columns, d_unit;  // [Q][P], [P][Q], [Q][P]
@@ -55,9 +56,14 @@ struct Strip {
     return 1 / (norm < T(of.smallest) ? T(of.smallest) : norm);
   }
 
-  // Scores of the tokens from a slot on, and the largest and the smallest of each; those of tokens
-  // that are padding, or that do not exist, are of a vector of zeros.
-  void score(int64_t slot, V (&tops)[2], V (&lows)[2], const Tensor& order = {}) {
+  // A token's log of how much it counts, 0 without a tensor; -INF if it is not real.
+  T log_of(const Tensor& logs, int i) const {
+    return !real[i] ? -INF : logs.data ? *logs.at<T>(row, head, tokens[i]) : 0;
+  }
+
+  // Scores of the tokens from a slot on; those of tokens that are padding, or that do not exist,
+  // are of a vector of zeros.
+  void score(int64_t slot, const Tensor& order = {}) {
     for (int i = 0; i < Q; i++, slot++) {
       counts[i] = slot >= of.free;
       tokens[i] = slot >= of.length ? -1 : order.data ? *order.at<int64_t>(row, head, slot) : slot;

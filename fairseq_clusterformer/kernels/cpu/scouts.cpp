@@ -80,16 +80,14 @@ struct Worker : Strip {
 
   // The shares of each cluster in the keys of a strip, in place of scores; and `held`.
   void share(int64_t slot) {
-    V tops[2], lows[2];
-    score(slot, tops, lows, p.key_order);
+    score(slot, p.key_order);
     V sums[2] = {};  // a softmax over clusters, for each key of the strip
     each_score([&](int64_t, int c, V& x) {
       x = exp2((x - tops[c]) * T(LOG2_E));
       sums[c] += x;
     });
     each_score([&](int64_t, int c, V& x) { x /= sums[c]; });
-    for (int i = 0; i < Q; i++)
-      held[i] = !real[i] ? 0 : p.log_held.data ? std::exp(*p.log_held.at<T>(row, head, tokens[i])) : 1;
+    for (int i = 0; i < Q; i++) held[i] = std::exp(log_of(p.log_held, i));
   }
 
   // Calls f(number of scouts, first scout, logits in units of log 2) for groups that see the strip.
@@ -231,18 +229,14 @@ struct Worker : Strip {
   void backward_mass(int64_t task, const T* d_mass, T* d_vectors) {
     begin(task);
     for (int64_t slot = 0; slot < of.length; slot += Q) {
-      V tops[2], lows[2], sums[2] = {};
-      score(slot, tops, lows);
-      for (int i = 0; i < Q; i++)
-        held[i] = real[i] && p.log_held.data ? *p.log_held.at<T>(row, head, tokens[i]) : 0;
+      score(slot);
+      V sums[2] = {};
+      for (int i = 0; i < Q; i++) held[i] = log_of(p.log_held, i);
       each_score([&](int64_t k, int c, V& x) {
         // d log_mass_k / d score_kj = held_j exp(score_kj) / mass_k; scores are less log_mass
         x = exp2((x + vec(held + c * L)) * T(LOG2_E)) * d_mass[k];
         sums[c] += x;
       });
-      for (int i = 0; i < Q; i++)  // padding has no part in the mass
-        if (!real[i])
-          for (int64_t k = 0; k < K; k++) scores[k * Q + i] = 0;
       Strip::backward(d_vectors);
       for (int i = 0; i < Q && p.log_held.data; i++)
         if (real[i]) *p.d_log_held.at<T>(row, head, tokens[i]) += sums[i / L][i % L];

@@ -29,7 +29,7 @@ struct Strips : Strip {
   explicit Strips(const Shares& p) : Strip(p.of), p(p) {}
 
   // The first cluster whose score is within rounding of the largest, for each token.
-  void choose(const V (&tops)[2], const V (&magnitude)[2], Int* chosen) const {
+  void choose(const V (&magnitude)[2], Int* chosen) const {
     for (int c = 0; c < 2; c++) {
       V least = tops[c] - magnitude[c] * T(p.tie);
       I found = {};
@@ -40,12 +40,12 @@ struct Strips : Strip {
   }
 
   void assign(int64_t slot, Mass& mass) {
-    V tops[2], lows[2], magnitude[2];
-    score(slot, tops, lows);
+    score(slot);
+    V magnitude[2];
     for (int c = 0; c < 2; c++)
       magnitude[c] = max(max(tops[c], -lows[c]), vec(counts + c * L) * largest_offset);
     alignas(64) Int chosen[Q];
-    choose(tops, magnitude, chosen);
+    choose(magnitude, chosen);
     const int there = std::min<int64_t>(Q, of.length - slot);
     for (int i = 0; i < there; i++) {
       if (real[i]) mass.sizes[chosen[i]] += 1;
@@ -55,21 +55,21 @@ struct Strips : Strip {
       }
       *p.clusters.at<int64_t>(row, head, slot + i) = chosen[i];
     }
-    if (p.log_share.data) share(slot, there, tops, chosen);
-    if (p.log_mass) add_mass(slot, mass);
+    if (p.log_share.data) share(slot, there, chosen);
+    if (p.log_mass) add_mass(mass);
     // Further clusters: the one that was chosen before is taken out.
     for (int64_t probe = 1; probe < p.probes; probe++) {
       for (int i = 0; i < Q; i++) scores[chosen[i] * Q + i] = -INF;
       tops[0] = tops[1] = V{} - INF;
       each_score([&](int64_t, int c, V x) { tops[c] = max(x, tops[c]); });
-      choose(tops, magnitude, chosen);
+      choose(magnitude, chosen);
       for (int i = 0; i < there; i++)
         p.clusters.at<int64_t>(row, head, slot + i)[probe * p.probe_stride] = chosen[i];
     }
   }
 
   // The log of the softmax over clusters, of each token's own.
-  void share(int64_t slot, int there, const V (&tops)[2], const Int* own) {
+  void share(int64_t slot, int there, const Int* own) {
     V sums[2] = {};
     each_score([&](int64_t, int c, V x) { sums[c] += exp2((x - tops[c]) * T(LOG2_E)); });
     for (int i = 0; i < there; i++) {
@@ -80,12 +80,9 @@ struct Strips : Strip {
     }
   }
 
-  void add_mass(int64_t slot, Mass& mass) {
-    alignas(64) T weights[Q];  // logs; none counts that is not real
-    for (int i = 0; i < Q; i++)
-      weights[i] = !real[i] ? -INF
-                   : p.log_weights.data ? *p.log_weights.at<T>(row, head, slot + i) * T(LOG2_E)
-                                        : 0;
+  void add_mass(Mass& mass) {
+    alignas(64) T weights[Q];  // logs
+    for (int i = 0; i < Q; i++) weights[i] = log_of(p.log_weights, i) * T(LOG2_E);
     for (int64_t k = 0; k < K; k++) {
       V x[2];
       for (int c = 0; c < 2; c++)
@@ -99,8 +96,7 @@ struct Strips : Strip {
 
   // d_vectors [K][P] of the task.
   void backward(int64_t slot, T* d_vectors) {
-    V tops[2], lows[2];
-    score(slot, tops, lows);
+    score(slot);
     const int there = std::min<int64_t>(Q, of.length - slot);
     alignas(64) T totals[Q], gradients[Q];
     for (int i = 0; i < Q; i++) {
