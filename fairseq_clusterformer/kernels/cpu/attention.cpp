@@ -261,8 +261,9 @@ struct Worker {
   }
 
   // Weights are computed again from the softmax's maximum and total. With dP = d_out . v, the
-  // gradient of a logit is dS = P (dP - delta). d_keys and d_values are those of the slot `begin`.
-  void attend_backward(Strip& s, int64_t begin, int64_t end, T* d_keys, T* d_values, T* d_bias) {
+  // gradient of a logit is dS = P (dP - delta). Those of keys go to the part.
+  void attend_backward(Strip& s, int64_t begin, int64_t end) {
+    part.clear(end);
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
       constexpr int R = size;
       ahead.step();
@@ -287,13 +288,12 @@ struct Worker {
     });
     // d_v += P^T d_out and d_k += dS^T q, over the strip's queries.
     in_groups<ROWS>(begin, end, [&](auto size, int64_t slot) {
-      int64_t at = slot - begin;
-      add_weighted<size, 1, Q>(weights + at * Q, s.d_out, Q, d_values + at * P);
-      add_weighted<size, 1, Q>(d_logits + at * Q, s.q, Q, d_keys + at * P);
+      int64_t at = (slot - begin) * Q, to = slot - part.begin;
+      add_weighted<size, 1, Q>(weights + at, s.d_out, Q, part.values() + to * P);
+      add_weighted<size, 1, Q>(d_logits + at, s.q, Q, part.keys() + to * P);
+      for (int r = 0; r < size && p.d_bias.data; r++, at += Q)
+        part.bias()[to + r] += sum(vec(d_logits + at) + vec(d_logits + at + L));
     });
-    if (d_bias)
-      for (int64_t slot = 0; slot < end - begin; slot++)
-        d_bias[slot] += sum(vec(d_logits + slot * Q) + vec(d_logits + slot * Q + L));
     // d_q += dS k, over the chunk's keys.
     in_groups<ROWS>(0, Q, [&](auto size, int64_t i) {
       add_weighted<size, Q, 1>(d_logits + i, keys + (begin - first) * P, end - begin,
@@ -318,9 +318,8 @@ struct Worker {
     ahead.at_once = rounded_up(ahead.count, groups) / groups;
   }
 
-  // Loads the tile's strips, and calls f(strip, begin, end) for each chunk of keys of each.
-  template <class F>
-  void over_chunks(int64_t slot, bool backward, F f) {
+  // Loads the tile's strips, and attends to the keys of each, chunk by chunk.
+  void over_chunks(int64_t slot, bool backward) {
     int64_t end = 0, begin = p.slots;
     for (int i = 0; i < TILE / Q; i++) {
       load(strips[i], slot + i * Q, backward);
@@ -333,7 +332,7 @@ struct Worker {
       reach(begin, until);
       for (int i = 0; i < TILE / Q; i++) {
         int64_t from = std::max(begin, strips[i].begin), to = std::min(until, strips[i].end);
-        if (from < to) f(strips[i], from, to);
+        if (from < to) backward ? attend_backward(strips[i], from, to) : attend(strips[i], from, to);
       }
     }
   }
@@ -350,7 +349,7 @@ struct Worker {
 
   void forward_tile(int64_t slot) {
     if (is_behind(slot)) return;
-    over_chunks(slot, false, [&](Strip& s, int64_t begin, int64_t end) { attend(s, begin, end); });
+    over_chunks(slot, false);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       if (p.adds && !s.asks[i]) return;  // what is there stays
       if (s.own[i]) see_own(s, i, at);
@@ -394,12 +393,7 @@ struct Worker {
   // Adds to the part what the tile's queries contribute, of the segment that begins at a slot.
   void backward_tile(int64_t segment, int64_t slot) {
     if (is_behind(slot)) return;
-    over_chunks(slot, true, [&](Strip& s, int64_t begin, int64_t end) {
-      part.clear(end);
-      int64_t at = begin - part.begin;
-      attend_backward(s, begin, end, part.keys() + at * P, part.values() + at * P,
-                      p.d_bias.data ? part.bias() + at : nullptr);
-    });
+    over_chunks(slot, true);
     int64_t used = count(p.num_queries, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       const int64_t place = slot + (&s - strips) * Q + i;

@@ -90,7 +90,8 @@ struct Worker : Strip {
     for (int i = 0; i < Q; i++) held[i] = std::exp(log_of(p.log_held, i));
   }
 
-  // Calls f(number of scouts, first scout, logits in units of log 2) for groups that see the strip.
+  // Calls f(number of scouts, first scout, logits in units of log 2, where they see keys) for groups
+  // that see the strip; logits are -INF elsewhere.
   template <class F>
   void over_scouts(int64_t slot, F f) {
     for (int64_t group = 0; group < sharing; group++) {
@@ -107,8 +108,11 @@ struct Worker : Strip {
           ranges(scout + r, [&](int64_t lo, int64_t hi) { any |= lo < slot + Q && hi > slot; });
         if (!any) return;
         V logits[N][2];
+        I seen[N][2];
         dot<N>(q + scout * padded_W, columns_of_k, logits, W, padded_W);
-        f(size, scout, logits);
+        for (int r = 0; r < N; r++) mask(scout + r, slot, seen[r]);
+        each<N>([&](int r, int c) { logits[r][c] = seen[r][c] ? logits[r][c] : V{} - INF; });
+        f(size, scout, logits, seen);
       });
     }
   }
@@ -133,18 +137,14 @@ struct Worker : Strip {
     std::fill_n(static_cast<T*>(peak), R * L, LOWEST);
     over_strips([&](int64_t slot) {
       share(slot);
-      over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
+      over_scouts(slot, [&](auto size, int64_t scout, auto& logits, auto& seen) {
         constexpr int N = size;
         V common[N][2];  // s_ij but for how surely the key is held
         dot<N>(shares + scout * padded_K, scores, common, K, padded_K);
         for (int r = 0; r < N; r++) {
-          I seen[2];
-          mask(scout + r, slot, seen);
-          V x[2], s[2];
-          for (int c = 0; c < 2; c++) {
-            x[c] = seen[c] ? logits[r][c] : V{} - INF;
-            s[c] = seen[c] ? common[r][c] * vec(held + c * L) : V{};
-          }
+          V(&x)[2] = logits[r], s[2];
+          for (int c = 0; c < 2; c++)
+            s[c] = seen[r][c] ? common[r][c] * vec(held + c * L) : V{};
           // Online softmax, lane by lane; `lands` is its sum of values s_ij.
           const int64_t at = (scout + r) * L;
           V higher = max(max(x[0], x[1]), vec(peak + at)), before = exp2(vec(peak + at) - higher);
@@ -180,21 +180,19 @@ struct Worker : Strip {
       alignas(64) T d_held[Q] = {};
       for (int64_t k = 0; k < K; k++)  // shares of keys, a row for each key
         for (int i = 0; i < Q; i++) p_rows[i * padded_K + k] = scores[k * Q + i];
-      over_scouts(slot, [&](auto size, int64_t scout, auto& logits) {
+      over_scouts(slot, [&](auto size, int64_t scout, auto& logits, auto& seen) {
         constexpr int N = size;
         V common[N][2];
         if (p.log_held.data) dot<N>(shares + scout * padded_K, scores, common, K, padded_K);
         for (int r = 0; r < N; r++) {
           const int64_t i = scout + r;
-          I seen[2];
-          mask(i, slot, seen);
           T total = *of_scout<T>(p.total, i), top = *of_scout<T>(p.peak, i);
           T of_weight = total != 0 ? *of_scout<T>(p.d_lands, i) / total : 0;
           T of_all = *of_scout<T>(p.d_in_sight, i);
           // d s_ij = a_ij d_lands_i + d_in_sight_i: attention itself gets no gradient.
           for (int c = 0; c < 2; c++) {
-            V x = seen[c] ? logits[r][c] : V{} - INF;
-            V d = exp2(x - top) * of_weight + (seen[c] ? V{} + of_all : V{});
+            V all = seen[r][c] ? V{} + of_all : V{};
+            V d = exp2(logits[r][c] - top) * of_weight + all;
             if (p.log_held.data) vec(d_held + c * L) += d * common[r][c] * vec(held + c * L);
             vec(d_common + i * Q + c * L) = d * vec(held + c * L);
           }
