@@ -22,10 +22,7 @@ def _given(call: Call, adds: bool) -> dict[str, Any]:
     given = {name: getattr(layout, name) for name in TENSORS}
     given |= {name: at_least_float32(x) for name, x in zip("qkv", call[:3], strict=True)}
     given |= {"slots": layout.slots, "dropout": call.dropout, "adds": adds}
-    if layout.least is not None:
-        given["least"] = layout.least.to(given["q"].dtype)
-    if call.key_bias is not None:
-        given["key_bias"] = call.key_bias.to(given["q"].dtype)
+    given["key_bias"] = call.key_bias
     if call.seed is not None:
         given["seed"] = int(call.seed)
     if own is not None:
@@ -61,13 +58,8 @@ class Cpu(Kernel):
             into = q, *(x.zero_() for x in others)  # a key has a gradient of each segment
         d_bias = None if call.key_bias is None else torch.zeros_like(carry.lse)
         results = dict(zip(("d_q", "d_k", "d_v"), into, strict=True))
-        results |= {
-            "out": at_least_float32(carry.out),
-            "peak": peak,
-            "total": total,
-            "d_bias": d_bias,
-        }
-        results |= {"d_out": at_least_float32(d_out), "d_lse": d_lse}
+        results |= {"out": carry.out, "peak": peak, "total": total}
+        results |= {"d_out": d_out, "d_lse": d_lse, "d_bias": d_bias}
         q = given["q"]
         run("attention", "backward", q.dtype, q.size(-1), **given, **results)
         if d_bias is not None:
@@ -86,16 +78,15 @@ def index(
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
     """What :func:`~fairseq_clusterformer.kernels.attend.largest` does; ``slack``: by how much
     rounding may change a logit, to one of size 1."""
-    q, k, v = (x if x is None else at_least_float32(x) for x in (q, k, v))
     least, probes = q.new_empty(q.shape[:3]), lists.queries.size(-1)
     rest = q.new_empty(*q.shape[:3], probes) if with_rest else None
     out, lse = (None, None) if v is None else (empty_like(q), torch.empty_like(least))
-    bias = lists.key_bias if lists.key_bias is None else lists.key_bias.to(q.dtype)
     given = {"key_heads": k.size(1), "groups": lists.keys.size(1), "clusters": lists.number}
     given |= {"probes": probes, "sides": lists.places.size(1) // 2, "number": number}
     given |= {"queries": lists.queries, "keys": lists.keys, "places": lists.places}
     given |= {"out": out, "lse": lse, "least": least, "rest": rest, "tokens": k.size(2)}
-    run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, key_bias=bias, slack=slack, **given)
+    given |= {"key_bias": lists.key_bias, "slack": slack}
+    run("index", "index", q.dtype, q.size(-1), q=q, k=k, v=v, **given)
     return out, lse, least, rest
 
 

@@ -50,8 +50,7 @@ struct Part {
   int64_t begin = 0, end = 0, clean = 0;  // up to which slot it counts
   std::unique_ptr<V[]> memory;
   // It is of what the query slots [from, to) of a row and head see.
-  void cover(const Attention& p, int64_t both, int64_t from, int64_t to) {
-    const int64_t row = both / p.heads, head = both % p.heads;
+  void cover(const Attention& p, int64_t row, int64_t head, int64_t from, int64_t to) {
     begin = p.slots, end = 0;
     for (int64_t slot = from; slot < to; slot++) {
       int64_t lo = *p.lo.at<int64_t>(row, head, slot), hi = *p.hi.at<int64_t>(row, head, slot);
@@ -106,12 +105,12 @@ struct Worker {
   // `both`: the number of a row and a head.
   void of(int64_t both) { row = both / p.heads, head = both % p.heads, first = last = 0; }
 
-  int64_t count(const Tensor& t, int64_t all) const {
-    return t.data ? *t.at<int64_t>(row, head) : all;
+  // What a tensor has there; the other where there is no tensor.
+  template <class X>
+  X given(const Tensor& t, int64_t at, X absent) const {
+    return t.data ? *t.at<X>(row, head, at) : absent;
   }
-  int64_t token(const Tensor& order, int64_t slot) const {
-    return order.data ? *order.at<int64_t>(row, head, slot) : slot;
-  }
+  int64_t token(const Tensor& order, int64_t slot) const { return given(order, slot, slot); }
 
   // A token's row, times a factor; 0, whatever stands there, where it is not to be seen.
   void read(T* to, const Tensor& of, int64_t at, bool seen = true, T factor = 1) const {
@@ -130,7 +129,7 @@ struct Worker {
       std::memmove(biases, biases + moved, left * sizeof(T));
       first = begin;
     }
-    int64_t used = count(p.num_keys, p.slots);
+    int64_t used = given(p.num_keys, 0, p.slots);
     for (; last < end; last++) {
       const int64_t from = token(p.key_order, last), to = last - first;
       const bool holds = last < used;  // a token
@@ -142,7 +141,7 @@ struct Worker {
 
   // Ranges and queries of the strip whose first slot is given; backward: what gradients need.
   void load(Strip& s, int64_t slot, bool backward) {
-    const int64_t used = count(p.num_queries, p.length);
+    const int64_t used = given(p.num_queries, 0, p.length);
     s.begin = s.all_end = p.slots, s.end = s.all_begin = 0;
     alignas(64) T out[P] = {};
     for (int i = 0; i < Q; i++, slot++) {
@@ -151,7 +150,7 @@ struct Worker {
       int64_t lo = there ? *p.lo.at<int64_t>(row, head, slot) : 0;
       int64_t hi = there ? *p.hi.at<int64_t>(row, head, slot) : 0;
       bool sees = lo < hi;
-      bool own = there && p.own && !(p.own_hidden.data && *p.own_hidden.at<uint8_t>(row, head, from));
+      bool own = there && p.own && !given<uint8_t>(p.own_hidden, from, 0);
       bool asks = sees || own;
       s.peak[i] = LOWEST, s.total[i] = 0;
       s.least[i] = p.least.data && there ? *p.least.at<T>(row, head, from) * T(LOG2_E) : -INF;
@@ -173,7 +172,7 @@ struct Worker {
       if (backward) {  // delta is out . d_out - d_lse, the term of the softmax's gradient
         read(out, p.out, from, asks), read(s.d_out + i * P, p.d_out, from, asks);
         s.delta[i] = dot(out, s.d_out + i * P);
-        if (asks && p.d_lse.data) s.delta[i] -= *p.d_lse.at<T>(row, head, from);
+        if (asks) s.delta[i] -= given(p.d_lse, from, T(0));
       }
       if (p.dropout > 0) {  // two numbers of the query, from which `keeps` draws for each key
         uint64_t x = p.seed + ((row * p.heads + head) * p.length + slot + 1) * 0x9e3779b97f4a7c15u;
@@ -345,7 +344,7 @@ struct Worker {
   }
 
   // Whether no slot from this one on has a query that adds to what is there.
-  bool is_behind(int64_t slot) const { return p.adds && slot >= count(p.num_queries, p.length); }
+  bool is_behind(int64_t slot) const { return p.adds && slot >= given(p.num_queries, 0, p.length); }
 
   void forward_tile(int64_t slot) {
     if (is_behind(slot)) return;
@@ -362,10 +361,6 @@ struct Worker {
     });
   }
 
-  T own_drop(int64_t at) const {
-    return p.own_drops.data ? *p.own_drops.at<T>(row, head, at) : T(1);
-  }
-
   // The own key of a strip's query, added to its softmax.
   void see_own(Strip& s, int i, int64_t at) {
     alignas(64) T own[P] = {};
@@ -373,7 +368,7 @@ struct Worker {
     T logit = dot(s.q + i * P, own) + T(p.own_bias), top = std::max(s.peak[i], logit);
     T before = std::exp2(s.peak[i] - top), weight = std::exp2(logit - top);
     s.peak[i] = top, s.total[i] = s.total[i] * before + weight;
-    read(own, p.v, at, true, weight * own_drop(at));
+    read(own, p.v, at, true, weight * given(p.own_drops, at, T(1)));
     T* sum = s.sum + i * P;
     for (int e = 0; e < P; e += L) vec(sum + e) = vec(sum + e) * before + vec(own + e);
   }
@@ -383,7 +378,7 @@ struct Worker {
     alignas(64) T key[P] = {}, value[P] = {};
     read(key, p.k, at), read(value, p.v, at);
     T* q = s.q + i * P, *d_out = s.d_out + i * P, *d_q = s.sum + i * P;
-    T logit = dot(q, key) + T(p.own_bias), drop = own_drop(at);
+    T logit = dot(q, key) + T(p.own_bias), drop = given(p.own_drops, at, T(1));
     T weight = std::exp2(logit - s.peak[i]) * s.total[i];
     T d_logit = weight * (dot(d_out, value) * drop - s.delta[i]);
     for (int e = 0; e < P; e += L) vec(d_q + e) += vec(key + e) * d_logit;
@@ -394,7 +389,7 @@ struct Worker {
   void backward_tile(int64_t segment, int64_t slot) {
     if (is_behind(slot)) return;
     over_chunks(slot, true);
-    int64_t used = count(p.num_queries, p.length);
+    int64_t used = given(p.num_queries, 0, p.length);
     over_queries(slot, [&](Strip& s, int i, int64_t at) {
       const int64_t place = slot + (&s - strips) * Q + i;
       if (s.own[i]) see_own_backward(s, i, at, &own[(place - segment) * 2 * E]);
@@ -411,7 +406,7 @@ struct Worker {
       T *d_k = p.d_k.at<T>(row, head, at), *d_v = p.d_v.at<T>(row, head, at);
       for (int e = 0; e < E; e++) d_k[e] += d_keys[e] * T(LN_2), d_v[e] += d_values[e];
     };
-    const int64_t used = std::min(count(p.num_keys, p.slots), part.end);
+    const int64_t used = std::min(given(p.num_keys, 0, p.slots), part.end);
     for (int64_t slot = part.begin; slot < used; slot++) {
       for (const Tensor* t : {&p.d_k, &p.d_v})
         if (slot + L < used)
@@ -447,7 +442,7 @@ extern "C" void run_backward(const Attention& p) {
     const int64_t begin = segment * tasks.per_segment * TILE;
     const int64_t end = std::min(begin + tasks.per_segment * TILE, p.length);
     worker.of(both);
-    worker.part.cover(p, both, begin, end);
+    worker.part.cover(p, worker.row, worker.head, begin, end);
     if (p.own) worker.own.assign((end - begin) * 2 * E, T(0));
     tasks.over_tiles(task, [&](int64_t slot) { worker.backward_tile(begin, slot); });
     worker.part.clear(worker.part.end);

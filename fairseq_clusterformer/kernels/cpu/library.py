@@ -48,16 +48,20 @@ class _Tensor(ctypes.Structure):
 def run(source: str, function: str, dtype: torch.dtype, width: int, /, **values: Any) -> None:
     """Call a function of a source for rows of a width, where :func:`why_missing` is None. Its
     struct gets these values, and batch, heads and length of q; what is None or is not given is 0,
-    or no tensor. A tensor that a pointer leads to is read in rows, and so is one that is not
-    contiguous in its last dimension: both are copied if need be, so results are contiguous."""
+    or no tensor. Floating point is read in this dtype. A tensor that a pointer leads to is read in
+    rows, and so is one that is not contiguous in its last dimension. All are copied if need be, so
+    results are contiguous and in this dtype."""
     library, struct = _loaded(dtype, width, source)
     given = {"threads": torch.get_num_threads() if os.getpid() == PROCESS else 1}
     if "q" in values:
         given |= zip(("batch", "heads", "length"), values["q"].shape, strict=False)
     for name, value in values.items():
         if isinstance(value, Tensor):
+            if value.is_floating_point():
+                value = value.to(dtype)
             if name not in struct.strided or value.stride(-1) != 1:
-                values[name] = value = value.contiguous()  # in memory until the end
+                value = value.contiguous()
+            values[name] = value  # in memory until the end
             given[name] = _Tensor.of(value) if name in struct.strided else value.data_ptr()
         elif value is not None:
             given[name] = value
