@@ -1,7 +1,6 @@
 """Fuzzy clustering (CF22) of a sequence, chunk by chunk: scores [B, N, K] never exist whole."""
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -95,7 +94,7 @@ def _assigned(update: bool, *args: Any) -> FuzzyClusters:
         total = keys.new_zeros(batch, num_clusters)
         updated = keys.new_zeros(batch, num_clusters, width if update else 0)
     clusters = torch.zeros(batch, length, dtype=torch.long, device=keys.device)
-    parts = list(chunks(keys, num_clusters))
+    parts = chunks(keys, num_clusters)
 
     def scores_of(part: slice) -> Tensor:
         unit = keys[:, part] * similarity.scale(keys[:, part])
@@ -180,13 +179,12 @@ class ClusterSums(torch.autograd.Function):
         row = torch.arange(batch, device=x.device).unsqueeze(-1) * num_clusters
         index = clusters + row
         sums = weight.new_zeros(batch * num_clusters, width)
-        parts = list(chunks(x, width))
-        for part in parts:
+        for part in chunks(x, width):
             chunk = x[:, part].to(weight.dtype)
             scale = similarity.scale(chunk) * weight[:, part].unsqueeze(-1)
             sums.index_add_(0, index[:, part].flatten(), (chunk * scale).flatten(0, 1))
         ctx.save_for_backward(x, index, weight)
-        ctx.similarity, ctx.parts = similarity, parts
+        ctx.similarity = similarity
         return sums.view(batch, num_clusters, width)
 
     @staticmethod
@@ -196,7 +194,7 @@ class ClusterSums(torch.autograd.Function):
         x, index, weight = ctx.saved_tensors
         d_sums = d_sums.flatten(0, 1)
         d_x = torch.empty_like(x)
-        for part in ctx.parts:
+        for part in chunks(x, x.size(-1)):
             chunk = x[:, part].to(weight.dtype)
             scale = ctx.similarity.scale(chunk)
             d_vectors = d_sums.index_select(0, index[:, part].flatten()).view_as(chunk)
@@ -205,12 +203,11 @@ class ClusterSums(torch.autograd.Function):
         return d_x, None, None, None, None
 
 
-def chunks(x: Tensor, numbers: int) -> Iterator[slice]:
+def chunks(x: Tensor, numbers: int) -> list[slice]:
     """Slices of tokens of x [..., N, D], of so many that ``numbers`` for each of them fit."""
     limit = CHUNK_NUMBERS_CPU if x.device.type == "cpu" else CHUNK_NUMBERS_GPU
     step = max(16, limit // max(1, x.shape[:-2].numel() * numbers))
-    for begin in range(0, x.size(-2), step):
-        yield slice(begin, min(begin + step, x.size(-2)))
+    return [slice(begin, begin + step) for begin in range(0, x.size(-2), step)]
 
 
 def _scores(

@@ -40,8 +40,8 @@ class _Plan:
     def __init__(self, call: Call, below: bool = False):
         q, layout, self.below = call.q, call.layout, below
         self.call, (batch, heads, length, _) = call, q.shape
-        parts = [x for name in TENSORS[:-1] if (x := getattr(layout, name)) is not None]
-        groups = heads if any(x.size(1) > 1 for x in parts) else 1
+        parts = (getattr(layout, name) for name in TENSORS[:-1])
+        groups = max(x.size(1) for x in parts if x is not None)  # 1 or heads
         self.rows, self.heads = (batch, groups), heads // groups
         # A short sequence is one tile, of a multiple of 8 slots.
         self.tile = min(TILE, -(-max(length, layout.slots) // 8) * 8)
@@ -90,11 +90,21 @@ class _Plan:
         (out.index_copy_ if once else out.index_add_)(0, index, source)
         return out.view(batch, length, heads, width).transpose(1, 2)
 
-    def groups(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """Query tiles by how many key tiles they see, n or fewer. Yields the numbers of query
-        tiles [c * h] and of the key tiles that these see [c * h * n], which keys are hidden, bool
-        [c, 1, T, n * T], and what dropout multiplies weights [c * h, T, n * T] by."""
+    def of_keys(self) -> list[Tensor]:
+        """Keys, values and, if there is one, their bias, in tiles [R * h * tiles, T, E or 1]."""
+        call, found = self.call, [*self.call[1:3]]
+        if call.key_bias is not None:
+            bias = call.key_bias.expand(call.q.shape[:3]).unsqueeze(-1)
+            found.append(bias.to(torch.promote_types(call.q.dtype, torch.float32)))
+        return [self.to_slots(x, self.keys) for x in found]
+
+    def logits(self, q_tiles: Tensor, tiles: list[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
+        """In groups of query tiles by how many key tiles they see, n or fewer: the numbers of
+        query tiles [c * h] and of key tiles that they see [c * h * n]; what dropout multiplies by;
+        queries [c * h, T, E], keys and values [c * h, n * T, E] of these tiles, in at least
+        float32; and logits in units of log 2 [c * h, T, n * T], -inf where a key is not seen."""
         call, tile, heads = self.call, self.tile, self.heads
+        dtype = torch.promote_types(q_tiles.dtype, torch.float32)
         rows, device = math.prod(self.rows), self.lo.device
         query_tiles, key_tiles = (
             len(side.rows) // (rows * heads * tile) for side in (self.queries, self.keys)
@@ -104,7 +114,7 @@ class _Plan:
         first = torch.where(sees, self.lo, key_tiles * tile).amin(-1) // tile
         first = torch.where(sees.any(-1), first, 0)
         last = (self.hi.amax(-1) + tile - 1) // tile
-        counts, tiles = (last - first).clamp(min=1).sort(descending=True, stable=True)
+        counts, order = (last - first).clamp(min=1).sort(descending=True, stable=True)
         # The group's size is that of its first tile, which sees the most.
         sizes, begin = counts.tolist(), 0
         limit = GROUP_NUMBERS_CPU if call.q.is_cpu else GROUP_NUMBERS_GPU
@@ -112,7 +122,7 @@ class _Plan:
         seed = 0 if call.seed is None else int(call.seed)
         while begin < len(sizes):
             number = sizes[begin]
-            of = tiles[begin : begin + max(1, limit // (heads * tile * tile * number))]
+            of = order[begin : begin + max(1, limit // (heads * tile * tile * number))]
             head_of = (of // query_tiles).unsqueeze(-1) * heads + head
             queries = (head_of * query_tiles + (of % query_tiles).unsqueeze(-1)).flatten()
             span = first[of].unsqueeze(-1) + torch.arange(number, device=device)
@@ -127,36 +137,20 @@ class _Plan:
                 generator = torch.Generator(device).manual_seed(seed)
                 kept = self.lo.new_empty(len(queries), tile, number * tile, dtype=torch.float32)
                 kept.bernoulli_(1.0 - call.dropout, generator=generator).div_(1.0 - call.dropout)
-            yield queries, keys, ((slot < lo) | (slot >= hi)).unsqueeze(1), kept
-            begin, seed = begin + len(of), seed + 1
-
-    def of_keys(self) -> list[Tensor]:
-        """Keys, values and, if there is one, their bias, in tiles [R * h * tiles, T, E or 1]."""
-        call, found = self.call, [*self.call[1:3]]
-        if call.key_bias is not None:
-            bias = call.key_bias.expand(call.q.shape[:3]).unsqueeze(-1)
-            found.append(bias.to(torch.promote_types(call.q.dtype, torch.float32)))
-        return [self.to_slots(x, self.keys) for x in found]
-
-    def logits(self, q_tiles: Tensor, tiles: list[Tensor]) -> Iterator[tuple[Tensor | None, ...]]:
-        """As :meth:`groups`, the numbers of tiles and what dropout multiplies by; and queries
-        [c * h, T, E], keys and values [c * h, n * T, E] of these tiles, in at least float32, and
-        logits in units of log 2 [c * h, T, n * T], -inf where a key is not seen."""
-        dtype = torch.promote_types(q_tiles.dtype, torch.float32)
-        for queries, keys, hidden, kept in self.groups():
             q = q_tiles.index_select(0, queries).to(dtype)
             k, v, *bias = (x.index_select(0, keys).to(dtype) for x in tiles)
             k, v = (x.view(len(q), -1, x.size(-1)) for x in (k, v))
             logits = torch.bmm(q * (LOG2_E / math.sqrt(q.size(-1))), k.mT)
             if bias:  # the same for each query
                 logits.add_(bias[0].view(len(q), 1, -1), alpha=LOG2_E)
-            by_head = logits.view(len(hidden), -1, *hidden.shape[2:])
-            by_head.masked_fill_(hidden, -math.inf)
+            hidden = ((slot < lo) | (slot >= hi)).unsqueeze(1)
+            logits.view(len(of), heads, *hidden.shape[2:]).masked_fill_(hidden, -math.inf)
             if self.least is not None:
                 least = self.least.index_select(0, queries) * LOG2_E
                 hidden = logits >= least if self.below else logits < least
                 logits.masked_fill_(hidden, -math.inf)
             yield queries, keys, kept, q, k, v, logits
+            begin, seed = begin + len(of), seed + 1
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:
