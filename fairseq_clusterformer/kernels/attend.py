@@ -28,17 +28,15 @@ FASTEST = {"cpu": "cpu", "cuda": "triton"}  # on a device, unless there is an ob
 def chosen(impl: str, q: Tensor) -> str:
     """The name of the implementation that attends q; of "auto" the fastest on its device, or
     blocks if that has an obstacle, logged once. Raises ValueError: no such name; an obstacle."""
-    if impl == "auto":
-        impl = FASTEST.get(q.device.type, "blocks")
-        if (found := KERNELS[impl].obstacle(q)) is None:
-            return impl
-        _warn("%s; blocks takes its place", found[0])
-        return "blocks"
-    if impl not in KERNELS:
+    name = FASTEST.get(q.device.type, "blocks") if impl == "auto" else impl
+    if name not in KERNELS:
         raise ValueError(f"impl is {impl!r}; allowed: auto, {', '.join(KERNELS)}")
-    if (found := KERNELS[impl].obstacle(q)) is not None:
+    if (found := KERNELS[name].obstacle(q)) is None:
+        return name
+    if impl != "auto":
         raise ValueError("; ".join(found))
-    return impl
+    _warn("%s; blocks takes its place", found[0])
+    return "blocks"
 
 
 def ranged_attention(
@@ -89,13 +87,12 @@ def ranged_attention(
         impl = "reference"
     # A CPU's kernels go on from an output in q's precision: of several, it would be rounded.
     computed_wide = wide or (q.is_cpu and (len(layouts) > 1 or own is not None))
+    tensors, rest = _flat(calls, computed_wide)
     if torch.compiler.is_compiling() and impl != "reference":
-        tensors, rest = _flat(calls, computed_wide)
         out, lse = operator(*tensors[:5], tensors[5:], *rest, impl)
     elif (kernel := _kernel(impl, q, computed_wide)).backward is None:
         out, lse = _run(kernel, _widened(calls, computed_wide))[:2]
     else:
-        tensors, rest = _flat(calls, computed_wide)
         out, lse = _Attention.apply(kernel, rest, *tensors)
     return out if wide else out.to(q.dtype), lse
 

@@ -49,9 +49,7 @@ def arguments(call: Call) -> dict:
     (length, width), size = q.shape[2:], q.element_size()
     # Columns of a head that a program holds at once: as many as leave its threads enough of their
     # 255 registers; numbers of float32 are held as two each.
-    most = 128 if size == 2 else 64
-    if size == 4 and width > 64:
-        most = 32
+    most = {2: 128, 4: 32 if width > 64 else 64, 8: 64}[size]
     # How tensor cores multiply float32: as three products of TensorFloat32, which lose two to four
     # times what float32's own would, or as one where torch allows that.
     precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
