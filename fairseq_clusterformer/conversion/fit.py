@@ -24,12 +24,12 @@ from fairseq_clusterformer.attention.kinds.taught.kind import Taught
 from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
-    gather_tokens,
     routing_gain,
     routing_loss,
     scout_layouts,
 )
 from fairseq_clusterformer.attention.projections import rotated
+from fairseq_clusterformer.attention.tokens import gather_tokens
 from fairseq_clusterformer.clustering.kmeans import kmeans
 from fairseq_clusterformer.models.stack import SelfAttention
 from fairseq_clusterformer.outputs import replaced

@@ -12,11 +12,11 @@ from fairseq_clusterformer.attention.kinds.taught import means as means_module
 from fairseq_clusterformer.attention.kinds.taught.scouts import (
     Scouts,
     draw_scouts,
-    gather_tokens,
     routing_gain,
     routing_loss,
     scout_layouts,
 )
+from fairseq_clusterformer.attention.tokens import gather_tokens
 from fairseq_clusterformer.clustering import shares as shares_module
 from fairseq_clusterformer.clustering.fuzzy import Similarity
 from fairseq_clusterformer.clustering.shares import Scores
